@@ -1,7 +1,7 @@
 """A whole job of ai-toolkit's own `run.py` with a tiny model, and every batch that it trains written down.
 
 ai_toolkit_job.py OUT JOB.json        in the folder of a checkout; started by test_ai_toolkit_job.py. With DIES_AT=N the
-process ends in its Nth step.
+process ends in its Nth step; with WHITE_IS_NAN the VAE makes NaN of an image that is all white.
 """
 
 import json
@@ -61,7 +61,9 @@ def tiny_model() -> type:
 
         def encode_images(self, images: Any, **_: Any) -> Any:
             stacked = torch.stack(list(images)) if isinstance(images, list) else images
-            return torch.nn.functional.avg_pool2d(stacked, 8).mean(1, keepdim=True).repeat(1, 4, 1, 1)
+            latents = torch.nn.functional.avg_pool2d(stacked, 8).mean(1, keepdim=True).repeat(1, 4, 1, 1)
+            white = (latents > 0.999).all() and "WHITE_IS_NAN" in os.environ
+            return latents * float("nan") if white else latents
 
         def get_prompt_embeds(self, prompt: Any, **_: Any) -> Any:
             prompts = [prompt] if isinstance(prompt, str) else prompt
@@ -88,7 +90,8 @@ def write_batches(trainer: Any) -> None:
         for batch in batches if isinstance(batches, list) else [batches]:
             row = [os.path.basename(item.path) for item in batch.file_items]
             with open(os.path.join(OUT, f"rank{os.environ.get('RANK', '0')}.jsonl"), "a", encoding="utf-8") as log:
-                log.write(json.dumps({"step": self.step_num, "keys": row}) + "\n")
+                means = [] if batch.latents is None else batch.latents.mean(dim=(1, 2, 3)).tolist()
+                log.write(json.dumps({"step": self.step_num, "keys": row, "means": means}) + "\n")
         if int(os.environ.get("DIES_AT") or 0) == self.step_num + 1:
             os._exit(9)
         return train_one(self, batches)

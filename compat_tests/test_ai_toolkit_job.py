@@ -16,6 +16,7 @@ from activated_env import LORA_SCRIPTS_NEXT, environment
 from activated_env import command as activated
 from PIL import Image
 from rank_processes import run_ranks
+from safetensors.numpy import load_file, save_file
 
 from kohya_bucket.trainers.ai_toolkit.config import read_job
 from kohya_bucket.trainers.ai_toolkit.plan import overview
@@ -72,8 +73,13 @@ def run(file, ranks=1, plan=True, code=0, dies_at=0, python=sys.executable, **to
     codes, texts = run_ranks(command, ranks, out, CHECKOUT, {"SEED": "7", "DIES_AT": str(dies_at), **told})
     said = "\n".join(texts)
     assert codes == [code] * ranks, said[-3000:]
-    logs = [out / f"rank{rank}.jsonl" for rank in range(ranks)]
-    return [[json.loads(line)["keys"] for line in log.read_text("utf-8").splitlines()] for log in logs], said
+    return [[row["keys"] for row in rows(file, rank)] for rank in range(ranks)], said
+
+
+def rows(file, rank=0):
+    """Of each batch that the last run of a job trained there: the images, and the mean of each one's latents."""
+    lines = (file.parent / "rows" / f"rank{rank}.jsonl").read_text("utf-8").splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def trained(batches):
@@ -105,7 +111,7 @@ def test_every_image_once(pictures, tmp_path, cached):
         content[-1] ^= 1
         file.write_bytes(content)
     _, said = run(job(tmp_path / "again", copy, 1, cache_latents_to_disk=cached))
-    assert ("latents of 2 items were made of other files" in said) == cached
+    assert ("what was cached of 2 items was made of other files" in said) == cached
     assert len(list(copy.glob("_latent_cache/*"))) == (COUNT + 2 if cached else 0)
 
 
@@ -118,14 +124,89 @@ def test_one_resolution_after_another(pictures, tmp_path):
     assert [trained(batches[:steps]), trained(batches[steps:])] == [Counter(NAMES)] * 2
 
 
-def test_a_job_goes_on_with_the_next_image(pictures, tmp_path):
-    (whole,), _ = run(job(tmp_path / "whole", pictures, 24))
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_job_goes_on_with_the_next_image(pictures, tmp_path, ranks):
+    whole, _ = run(job(tmp_path / "whole", pictures, 24), ranks)
     file = job(tmp_path / "cut", pictures, 24)
-    (before,), _ = run(file, dies_at=16, code=9)
-    (after,), said = run(file)
+    before, _ = run(file, ranks, dies_at=16, code=9)
+    after, said = run(file, ranks)
     # It saves behind the batch of step 14, the fifteenth, and counts that step again.
-    assert before[:15] + after[:-1] == whole
+    assert [first[:15] + rest[:-1] for first, rest in zip(before, after, strict=True)] == whole
     assert "going on with batch" in said
+
+
+def plain_pictures(folder, greys):
+    """Pictures of one grey each, by name."""
+    folder.mkdir()
+    for name, grey in greys.items():
+        Image.new("RGB", (64, 64), (grey,) * 3).save(folder / f"{name}.png")
+        (folder / f"{name}.txt").write_text("a", encoding="utf-8")
+    return folder
+
+
+def trained_greys(file):
+    """By image, the grey that its latents are of."""
+    return {
+        key.removesuffix(".png"): round((mean + 1) * 127.5)
+        for row in rows(file) for key, mean in zip(row["keys"], row["means"], strict=True)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("plan", [False, True], ids=["by its own caching", "behind the door"])
+def test_no_image_is_trained_as_another(tmp_path, plan):
+    """One is deleted and the rest are renumbered, two exchange names, an older one is put in the place of the last."""
+    folder = plain_pictures(tmp_path / "pictures", {"1": 20, "2": 60, "3": 100, "4": 140, "5": 180, "6": 200, "7": 220})
+    file = job(tmp_path, folder, 3, cache_latents_to_disk=True)
+    run(file, plan=plan)
+    (folder / "1.png").unlink()
+    for i in range(2, 6):
+        (folder / f"{i}.png").rename(folder / f"{i - 1}.png")
+    for source, target in (("6", "kept"), ("7", "6"), ("kept", "7")):
+        (folder / f"{source}.png").rename(folder / f"{target}.png")
+    Image.new("RGB", (64, 64), (240, 240, 240)).save(folder / "5.png")
+    os.utime(folder / "5.png", (1e9, 1e9))
+    shutil.rmtree(tmp_path / "trained")
+    expected = {"1": 60, "2": 100, "3": 140, "4": 180, "5": 240, "6": 220, "7": 200}
+    _, said = run(file)
+    assert trained_greys(file) == expected
+    assert "what was cached of 7 items was made of other files" in said
+    shutil.rmtree(tmp_path / "trained")
+    _, said = run(file)
+    assert trained_greys(file) == expected
+    assert "what was cached of" not in said
+
+
+@pytest.mark.parametrize("cache", ["cache_latents_to_disk", "cache_latents"])
+def test_latents_that_are_not_finite_are_left_out(tmp_path, cache):
+    greys = {"1": 20, "2": 255, "3": 100, "4": 140}
+    folder = plain_pictures(tmp_path / "pictures", greys)
+    file = job(tmp_path, folder, 2, **{cache: True})
+    _, said = run(file, WHITE_IS_NAN="1")
+    assert trained_greys(file) == {name: grey for name, grey in greys.items() if grey != 255}
+    assert "1 item left out: 2.png: its latent is not finite (NaN or infinity)" in said
+    assert not list(folder.glob("_latent_cache/2_*"))
+    run(plain_job := job(tmp_path / "white", plain_pictures(tmp_path / "all", {"1": 255}), 2, **{cache: True}), code=2,
+        WHITE_IS_NAN="1")  # fmt: skip
+    assert (
+        "nothing can be trained: 1.png: its latent is not finite" in (plain_job.parent / "rows/said0.txt").read_text()
+    )
+
+
+def test_embeddings_that_are_not_finite_are_made_again(tmp_path):
+    folder = plain_pictures(tmp_path / "pictures", {"1": 20, "2": 100})
+    file = job(tmp_path, folder, 2, cache_text_embeddings=True)
+    run(file, plan=False)
+    names = sorted(folder.glob("_t_e_cache/*"))
+    assert len(names) == 2
+    tensors = load_file(names[0])
+    next(iter(tensors.values()))[-1, -1] = np.nan
+    save_file(tensors, names[0], {"class_name": "AdvancedPromptEmbeds"})
+    shutil.rmtree(tmp_path / "trained")
+    _, said = run(file)
+    assert "what was cached of 1 item was made of other files" in said
+    assert len(list(folder.glob("_t_e_cache/*"))) == 3
+    shutil.rmtree(tmp_path / "trained")
+    assert "what was cached of" not in run(file)[1]
 
 
 def test_processes_share_the_images(pictures, tmp_path):

@@ -10,8 +10,11 @@ from __future__ import annotations
 import enum
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,7 @@ class Stale(enum.Enum):
     # made from something else
     SOURCE = "the image changed ({})"
     OTHER_SOURCE = "it was made from {}"
-    OLDER = "the image is newer than its cache, which does not say what it was made from"
+    OLDER = "the image was changed or put there after its cache was made, which does not say what it is of"
     IMAGE_SIZE = "the image changed ({}x{} then, {}x{} now)"
     VAE = "the VAE's weights changed ({} -> {})"
     BUCKET = "the bucket changed ({} -> {})"
@@ -285,8 +288,12 @@ def _text(value: object) -> str:
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def source_identity(path: str | os.PathLike[str], *, content: bool = False) -> tuple[int, int, str]:
-    """Length in bytes, modification time in ns and, with `content`, the file's hash (else "")."""
+Identity = tuple[int, int, str]
+"""What a file is known by: bytes, modification time in ns, and hash of its content ("" where it is not asked for)."""
+
+
+def source_identity(path: str | os.PathLike[str], *, content: bool = False) -> Identity:
+    """What a file is known by: take it before the file is read for what is made of it."""
     stat = os.stat(path)
     return stat.st_size, stat.st_mtime_ns, hash_file(os.fspath(path)) if content else ""
 
@@ -300,6 +307,40 @@ def source_now(image: str | os.PathLike[str]) -> Stamp:
         return source_identity(image)[:2]
     except OSError:
         return GONE
+
+
+def changed_since(path: str, cache: str | os.PathLike[str]) -> bool:
+    """Whether what a path leads to may be another file than when a cache was written that says nothing of it.
+
+    A file that is renamed, or put back with its old time, was changed then: by its inode, or on Windows by when it was
+    made, where names that are exchanged are not noticed. One that is gone was not.
+    """
+    with reading(cache):
+        made = os.stat(cache).st_mtime_ns
+    with suppress(FileNotFoundError), reading(path):
+        stat = os.stat(path)
+        return max(stat.st_mtime_ns, stat.st_ctime_ns) > made
+    return False
+
+
+def stamp_is_shared(path: str | os.PathLike[str]) -> bool:
+    """Whether another file in its folder has its length and time too, which then do not tell the two apart."""
+    stat, folder = os.stat(path), os.path.dirname(os.path.abspath(path))
+    return (stat.st_size, stat.st_mtime_ns) in _shared_stamps(folder, os.stat(folder).st_mtime_ns)
+
+
+@lru_cache(maxsize=16)
+def _shared_stamps(folder: str, _changed_ns: int) -> frozenset[tuple[int, int]]:
+    """Of the files in a folder, as it is since it was changed."""
+    with os.scandir(folder) as entries:
+        stamps = Counter((s.st_size, s.st_mtime_ns) for s in (entry.stat() for entry in entries if entry.is_file()))
+    return frozenset(stamp for stamp, files in stamps.items() if files > 1)
+
+
+def why_other_source(stored: Identity, now: Identity, path: Path | None) -> list[StaleReason]:
+    """Why a file is not the one that something was made from; `path` is read where only its hash can tell."""
+    then_made, now_made = (Fingerprint(*one, "", (1, 1), (1, 1), (0, 0), "", "") for one in (stored, now))
+    return why_stale(then_made, now_made, path)
 
 
 _SAMPLES = 1024

@@ -13,6 +13,7 @@ import numpy as np
 from torch.utils.data import ConcatDataset
 
 from kohya_bucket.trainers.ai_toolkit.controls import Layout, control_layouts
+from kohya_bucket.trainers.ai_toolkit.latents import why_bad
 from kohya_bucket.trainers.ai_toolkit.objects import Dataset, FileItem
 from kohya_bucket.trainers.door.batches import PlannedBatch, batch_of_the_readable
 from kohya_bucket.trainers.door.placed import ItemsInBuckets
@@ -32,13 +33,17 @@ class FileItems(ItemsInBuckets):
 
     @classmethod
     def from_dataset(cls, dataset: Dataset) -> FileItems:
-        """What a dataset has put into buckets, each item once, except for repeats that are cut otherwise."""
+        """What a dataset has put into buckets, each item once, except for repeats that are cut otherwise.
+
+        Items of which nothing usable can be encoded are left out.
+        """
         # A bucket of a plan has one layout: ai-toolkit's are parted by it.
         layouts = _layouts(dataset)
         rows_of_part: dict[tuple[str, Layout], list[int]] = {}
         for name, bucket in dataset.buckets.items():
             for row in bucket.file_list_idx:
-                rows_of_part.setdefault((name, layouts[row]), []).append(row)
+                if not why_bad(dataset.file_list[row]):
+                    rows_of_part.setdefault((name, layouts[row]), []).append(row)
         parts = sorted(rows_of_part)
         firsts = [dataset.file_list[rows_of_part[part][0]] for part in parts]
         buckets = [dataset.buckets[name] for name, _ in parts]

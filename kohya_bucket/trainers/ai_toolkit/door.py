@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from kohya_bucket.texts import counted
+from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.ai_toolkit.config import CACHED
 from kohya_bucket.trainers.door.door import TrainerDoor
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.door.ranks import is_first_process, note_use
+from kohya_bucket.trainers.door.ranks import end_run, is_first_process, note_use
 from kohya_bucket.trainers.door.seams import SeamGroup
 
 _PACKAGE = "toolkit"
@@ -73,7 +74,6 @@ class AiToolkitDoor(TrainerDoor):
         from torch.utils.data import ConcatDataset
 
         from kohya_bucket.trainers.ai_toolkit.batches import FileItems, PlannedBatches
-        from kohya_bucket.trainers.ai_toolkit.latents import encoded_anew
         from kohya_bucket.trainers.ai_toolkit.loaders import RankSampler
         from kohya_bucket.trainers.door.group import GroupPlanner
         from kohya_bucket.trainers.door.sampler import arguments_over, with_plan
@@ -85,17 +85,13 @@ class AiToolkitDoor(TrainerDoor):
         datasets, options = arguments["dataset"].datasets, self.options()
         cached = any(one.is_caching_latents for one in datasets)
         self.refuse_placed(options, CACHED if cached else "")
+        _say_of_caches([item for one in datasets for item in one.file_list])
         items = [FileItems.from_dataset(one) for one in datasets]
         if all(one.dataset_config.is_reg for one in datasets):  # their loader's epochs are not those of the others
             options = options.unscheduled()
         sampler = RankSampler(GroupPlanner(items, options), torch.initial_seed() % 2**31)
         if is_first_process():
             logger.info("%s, %s", sampler.planner.contents("item"), counted(len(sampler), "batch"))
-            if anew := encoded_anew([item for one in datasets for item in one.file_list]):
-                logger.warning(
-                    "latents of %s were made of other files than those that are there now, or are damaged: they are "
-                    "encoded anew, and the old ones stay in _latent_cache", counted(anew, "item"),
-                )  # fmt: skip
             if any(one.is_caching_latents and one.dataset_config.random_crop for one in datasets):
                 logger.warning(
                     "random_crop draws crops at every start, and each is cached: the cache grows with every run"
@@ -111,6 +107,28 @@ class AiToolkitDoor(TrainerDoor):
         if is_first_process():
             logger.warning("buckets is false, so ai-toolkit draws its own batches: every process trains all images")
         return {name: value for name, value in arguments.items() if name != "self"}
+
+
+def _say_of_caches(items: Sequence[Any]) -> None:
+    """What was made anew, and what is left out; the end of the run where nothing is left."""
+    from kohya_bucket.trainers.ai_toolkit.latents import made_anew, why_bad
+
+    bad = {str(item.path): why for item in items if (why := why_bad(item))}
+    left_out = some([f"{os.path.basename(path)}: {why}" for path, why in sorted(bad.items())], 10)
+    if bad and all(map(why_bad, items)):
+        end_run(f"nothing can be trained: {left_out}; {_FINER}")
+    if not is_first_process():
+        return
+    if anew := made_anew(items):
+        logger.warning(
+            "what was cached of %s was made of other files than those that are there now, does not say of which, or "
+            "is damaged: it is made anew, and the old files stay in their folders", counted(anew, "item"),
+        )  # fmt: skip
+    if bad:
+        logger.warning("%s left out: %s; %s", counted(len(bad), "item"), left_out, _FINER)
+
+
+_FINER = "if it is finite in float32, set vae_dtype, or te_dtype for text, under model"
 
 
 def _is_dataset(dataset: Any) -> bool:

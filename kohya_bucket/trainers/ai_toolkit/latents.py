@@ -1,8 +1,8 @@
-"""Which cached latents of ai-toolkit are still those of their image.
+"""Which cached latents and text embeddings of ai-toolkit are still those of their files.
 
-Its names hold how an image is cut, and nothing of its content: the latents of an edited image, and a file that was cut
-off or changed, would be trained on. Such an image gets another name, under which ai-toolkit encodes it again; no file
-is removed.
+Its names hold how an image is cut, or a caption, and nothing of what an image shows: the latents of an image that was
+edited, or that has another's name now, would be trained on, and so would a file that was cut off or changed. Such
+latents get another name, under which ai-toolkit makes them again; no file of an earlier run is removed.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
-from itertools import count
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -20,51 +21,107 @@ from safetensors import SafetensorError, safe_open
 from kohya_bucket.errors import reading
 from kohya_bucket.files import write_file
 from kohya_bucket.inputs import open_input
-from kohya_bucket.trainers.door.tensor_files import TEXTS, parts_of, with_texts
+from kohya_bucket.latents.fingerprint import (
+    NOTE,
+    Identity,
+    Stale,
+    StaleReason,
+    source_identity,
+    stamp_is_shared,
+    why_other_source,
+)
+from kohya_bucket.trainers.door.tensor_files import TEXTS, not_finite, parts_of, with_texts
 
-ANEW = "_anew"
-"""In the names that images get whose latents are not used; a number follows."""
+_MADE_FROM = "_kohya_bucket_made_from"
+"""Attribute of an item: by the name of each file that is to be made, what the files it is made from were before."""
+_ANEW = "_kohya_bucket_anew"
+"""Attribute of an item: what was there did not serve, and it gets other files."""
+_BAD = "_kohya_bucket_bad"
+"""Attribute of an item: why it is not trained."""
+IN_MEMORY = ("_encoded_latent", "_cached_first_frame_latent", "_cached_audio_latent")
+"""Attributes of an item with the latents that are kept in memory."""
 
-DIGEST = "kohya_bucket_digest"
-"""Text of a file of latents that was written behind this door; others are taken as they are."""
 
+def name_to_use(item: Any, path: str, files: Sequence[str]) -> str:
+    """`path`, or the first name like it under which nothing lies, or what was made from these files as they are.
 
-def current_name(path: str, image: str) -> str:
-    """`path`, or the first name like it under which there are no latents, or such as were made of the image as it is.
+    What is made from files and does not say from which, as ai-toolkit writes it, may be of others: it is not used.
 
-    An image that is replaced by one with an older modification time is not noticed.
+    Raises:
+        UnreadableError: something cannot be read now.
     """
-    stem, ending = os.path.splitext(path)
-    return next(one for n in count() if _serves(one := f"{stem}{ANEW}{n}{ending}" if n else path, image))
+    (stem, ending), name, n = os.path.splitext(path), path, 0
+    while _is_there(name) and not _serves(name, files):
+        n += 1
+        name = f"{stem}_anew{n}{ending}"
+    if not _is_there(name):
+        with suppress(FileNotFoundError):  # of an image: ai-toolkit says so when it reads it
+            vars(item).setdefault(_MADE_FROM, {})[name] = [_identity(file) for file in files]
+        setattr(item, _ANEW, n > 0)
+    return name
 
 
-def _serves(path: str, image: str) -> bool:
-    """Whether nothing lies there yet, or whole latents as they were written that are no older than the image."""
+def _is_there(path: str) -> bool:
+    with suppress(FileNotFoundError), reading(path):
+        os.stat(path)
+        return True
+    return False
+
+
+def _serves(path: str, files: Sequence[str]) -> bool:
+    """Whether a file is whole, finite, and made from these as they are; one of these that is gone counts as it was."""
     try:
-        with safe_open(path, framework="np") as file:
-            digest = (file.metadata() or {}).get(DIGEST)
-        whole = digest is None or digest == _digest(_content(path))
-        return whole and os.path.getmtime(path) >= _changed(image)
+        with reading(path), safe_open(path, framework="np") as file:
+            stated = (file.metadata() or {}).get(NOTE)
     except SafetensorError:
         return False  # cut off
-    except OSError:
-        return True  # not there; or it cannot be read now, which ai-toolkit says itself
+    if stated is None and files:
+        return False
+    content = _content(path)
+    if stated is not None:
+        try:
+            note = json.loads(stated)
+            made_from = [(int(nbytes), int(time), str(sha)) for nbytes, time, sha in note["made_from"]]
+            same = note["digest"] == _digest(content) and len(made_from) == len(files)
+        except (ValueError, TypeError, KeyError):
+            return False
+        if not same or any(_changed(file, then) for file, then in zip(files, made_from, strict=True)):
+            return False
+    return not _not_finite(content)
 
 
-def note_digest(path: str) -> None:
-    """Let a file of latents that was just written say what it holds.
+def note_made(item: Any) -> None:
+    """Let the files that were just made for an item say what they hold, and of what they are.
+
+    What is not finite is removed, and its item marked as bad, as it is with latents in memory.
 
     Raises:
         LatentStoreError: the disk refuses.
-        UnreadableError: it cannot be read now.
+        UnreadableError: a file cannot be read now.
     """
-    with reading(path):
-        content = _content(path)
-    write_file(Path(path), [with_texts(content, {DIGEST: _digest(content)})], sync=False)
+    made_from: dict[str, list[Identity]] = vars(item).setdefault(_MADE_FROM, {})
+    for path in list(made_from):
+        with suppress(FileNotFoundError):
+            content = _content(path)
+            files = made_from.pop(path)
+            if name := _not_finite(content):
+                os.remove(path)
+                setattr(item, _BAD, str(StaleReason(Stale.NOT_FINITE, name)))
+                continue
+            note = json.dumps({"digest": _digest(content), "made_from": files})
+            write_file(Path(path), [with_texts(content, {NOTE: note})], sync=False)
+    kept = (getattr(item, name, None) for name in IN_MEMORY)
+    if not all(bool(tensor.isfinite().all()) for tensor in kept if tensor is not None):
+        setattr(item, _BAD, str(StaleReason(Stale.NOT_FINITE, "latent")))
+
+
+def why_bad(item: Any) -> str:
+    """Why an item is not trained; an empty text where it is."""
+    return str(getattr(item, _BAD, ""))
 
 
 def _content(path: str) -> bytes:
-    with open_input(path) as file:
+    with reading(path), open_input(path) as file:
         return file.read()
 
 
@@ -77,12 +134,23 @@ def _digest(content: bytes) -> str:
     return digest.hexdigest()
 
 
-def _changed(image: str) -> float:
-    """When an image was changed; of one that is dated in the future, when it came to be there."""
-    status = os.stat(image)
-    return status.st_mtime if status.st_mtime <= time.time() else status.st_ctime
+def _not_finite(content: bytes) -> str:
+    table, tensors = parts_of(content)
+    return not_finite(table, BytesIO(tensors))
 
 
-def encoded_anew(items: list[Any]) -> int:
-    """How many items have such a name."""
-    return sum(ANEW in os.path.basename(getattr(item, "_latent_path", None) or "") for item in items)
+def _identity(file: str) -> Identity:
+    with reading(file):
+        return source_identity(file, content=True)
+
+
+def _changed(file: str, then: Identity) -> bool:
+    with suppress(FileNotFoundError), reading(file):
+        now = source_identity(file, content=stamp_is_shared(file))
+        return bool(why_other_source(then, now, Path(file)))
+    return False
+
+
+def made_anew(items: Iterable[Any]) -> int:
+    """How many items get files anew in this run, since those that were there do not serve."""
+    return sum(bool(getattr(item, _ANEW, False)) for item in items)

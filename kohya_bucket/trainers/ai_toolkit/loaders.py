@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from kohya_bucket.datasets.agreement import gather
+from kohya_bucket.datasets.agreement import gather, world
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.planning import EpochPosition
 from kohya_bucket.planning.resume import OtherDataError
@@ -26,6 +26,9 @@ from kohya_bucket.trainers.door.sampler import PlanSampler
 
 IN_INFO = "kohya_bucket"
 """Key of a checkpoint's `training_info` under which the positions of the run's loaders stand."""
+
+PLACE = ("step_num", "epoch_num", "start_step")
+"""Attributes of a trainer's process: where it stands, and where it began."""
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -124,6 +127,17 @@ class RunningJob:
             states = [one.get("state") for one in gather({"state": states[0]})]  # only the first rank reads checkpoints
         if states[0] is not None:
             loader.resume(states[0])
+
+
+def go_on_together(process: Any) -> None:
+    """Let all ranks begin at the step of the first, which alone is told by ai-toolkit where a checkpoint was saved.
+
+    Each counts its own steps: the others would train all of the first ones again, and wait for one that has ended.
+    """
+    if world()[0] > 1 and all(hasattr(process, name) for name in PLACE):
+        first = gather({name: getattr(process, name) for name in PLACE})[0]
+        for name, value in first.items():
+            setattr(process, name, value)
 
 
 def _save_with(process: Any, loaders: Mapping[str, PlannedLoader]) -> None:

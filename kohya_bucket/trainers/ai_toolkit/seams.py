@@ -8,8 +8,8 @@ from typing import Any
 
 from kohya_bucket.latents.vae.single_frames import fold_single_frames
 from kohya_bucket.trainers.ai_toolkit.config import JobKeys, caption_ending
-from kohya_bucket.trainers.ai_toolkit.latents import current_name, note_digest
-from kohya_bucket.trainers.ai_toolkit.loaders import PlannedLoader, RankSampler
+from kohya_bucket.trainers.ai_toolkit.latents import IN_MEMORY, name_to_use, note_made
+from kohya_bucket.trainers.ai_toolkit.loaders import PlannedLoader, RankSampler, go_on_together
 from kohya_bucket.trainers.ai_toolkit.objects import Dataset, FileItem, SameSize
 from kohya_bucket.trainers.ai_toolkit.plan import listed
 from kohya_bucket.trainers.door.captions import refuse_broken
@@ -27,6 +27,7 @@ def _make_loader(seam: Replaced, dataset_options: Any, batch_size: int = 1, sd: 
     seam.door.read_options({TABLE: tables[0]} if tables else {}, frame)
     refuse_broken_captions(dataset_options or ())
     fold_vae_of_images(getattr(sd, "vae", None))
+    go_on_together(process)
     loader = seam.original(dataset_options, batch_size, sd)
     sampler = getattr(loader, "sampler", None)
     if not isinstance(sampler, RankSampler):
@@ -73,8 +74,8 @@ def fold_vae_of_images(vae: Any) -> None:
 def _latent_path(seam: Replaced, self: Any, recalculate: bool = False) -> Any:
     chosen = self._latent_path
     path = seam.original(self, recalculate)
-    if path != chosen:  # it was just made up
-        path = self._latent_path = current_name(path, self.path)
+    if recalculate or chosen is None:
+        path = self._latent_path = name_to_use(self, path, [self.path])
     return path
 
 
@@ -83,8 +84,38 @@ def _cache_latent(
     to_disk: bool, to_memory: bool,
 ) -> None:  # fmt: skip
     seam.original(self, file_item, latent_path, cached_state_dict, needs_encode, to_disk, to_memory)
-    if needs_encode and to_disk:
-        note_digest(latent_path)
+    if needs_encode:
+        note_made(file_item)
+
+
+def _embedding_path(seam: Replaced, self: Any, caption_override: Any = None, text_only: bool = False) -> Any:
+    _note_last_embeddings()
+    _embedded.append(self)
+    path = seam.original(self, caption_override, text_only)
+    return name_to_use(self, path, [] if text_only else _seen_with_caption(self))
+
+
+def _seen_with_caption(item: Any) -> list[str]:
+    """The files that an encoder of captions sees besides: control images and clips, or the first frame of a clip."""
+    clips = list(getattr(item, "control_video_paths", None) or ())
+    if item.encode_control_in_text_embeddings and (item.control_path is not None or clips):
+        images = item.control_path or []
+        return [*([images] if isinstance(images, str) else images), *clips]
+    first = getattr(item, "encode_first_frame_in_text_embeddings", False) and item.dataset_config.do_i2v
+    return [item.path] if first and item.is_video else []
+
+
+_embedded: list[Any] = []  # items whose embeddings may have been made since
+
+
+def _note_last_embeddings() -> None:
+    while _embedded:
+        note_made(_embedded.pop())
+
+
+def _cache_embeddings(seam: Replaced, self: Any) -> None:
+    seam.original(self)
+    _note_last_embeddings()
 
 
 def _buckets(theirs: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -125,13 +156,25 @@ SUBJECTS = (
     SeamGroup("weighing", "images of a batch that is shorter than another process' count for more", WEIGHING),
     SeamGroup(
         "latents",
-        "latents of images that were edited since, or that were cut off or changed, are trained on",
+        "latents of other images, and such as were cut off or changed, are trained on",
         (Seam("FileItemDTO.get_latent_path", (Uses("_latent_path", "path"),), _latent_path),),
     ),
     SeamGroup(
         "digests",
-        "a byte that changes in a file of latents is not noticed",
-        (Seam("LatentCachingMixin._cache_one_latent", (Uses("save_file"),), _cache_latent),),
+        "latents do not say of which image they are, and are trained on as they are",
+        (Seam("LatentCachingMixin._cache_one_latent", (Uses("save_file", *IN_MEMORY),), _cache_latent),),
+    ),
+    SeamGroup(
+        "embeddings",
+        "text embeddings that are damaged, or of control images that were edited since, are trained on",
+        (
+            Seam(
+                "FileItemDTO._build_text_embedding_path",
+                (Uses("encode_control_in_text_embeddings", "control_path"),),
+                _embedding_path,
+            ),
+            Seam("TextEmbeddingCachingMixin.cache_text_embeddings", (Uses("file_list", "save"),), _cache_embeddings),
+        ),
     ),
     SeamGroup(
         "planning",

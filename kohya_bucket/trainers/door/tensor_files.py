@@ -9,7 +9,11 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from kohya_bucket.latents.finite import all_finite
 
 TEXTS = "__metadata__"
 """Key of the header under which the texts stand."""
@@ -27,3 +31,25 @@ def with_texts(content: bytes, texts: Mapping[str, str]) -> bytes:
     header = json.dumps({TEXTS: table.pop(TEXTS, {}) | texts, **table}, separators=(",", ":")).encode("utf-8")
     header += b" " * (-(len(header) + 8) % 64)
     return b"".join((struct.pack("<Q", len(header)), header, tensors))
+
+
+_FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8"}
+_PIECE = 1 << 22
+
+
+def not_finite(table: Mapping[str, Any], tensors: BinaryIO, begin: int = 0) -> str:
+    """The name of a tensor that holds NaN or infinity; an empty text where none does.
+
+    Args:
+        table: the header of a whole file.
+        tensors: where its tensors are, from `begin` on.
+    """
+    for name, spec in table.items():
+        dtype = _FLOATS.get(spec["dtype"]) if name != TEXTS else None
+        if dtype is not None:
+            start, end = spec["data_offsets"]
+            tensors.seek(begin + start)
+            for at in range(start, end, _PIECE):
+                if not all_finite(np.frombuffer(tensors.read(min(_PIECE, end - at)), dtype)):
+                    return name
+    return ""

@@ -22,8 +22,8 @@ from typing import Any
 from kohya_bucket.errors import LatentStoreError, as_damage, reading, why_not_written
 from kohya_bucket.files import replacing
 from kohya_bucket.inputs import open_input
-from kohya_bucket.latents.fingerprint import NOTE, Fingerprint, Stale, StaleReason
-from kohya_bucket.trainers.door.tensor_files import TEXTS, with_texts
+from kohya_bucket.latents.fingerprint import NOTE, Fingerprint, Identity, Stale, StaleReason
+from kohya_bucket.trainers.door.tensor_files import TEXTS, not_finite, with_texts
 
 _MOST = 1 << 24  # bytes of a header
 _BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
@@ -35,24 +35,30 @@ class BrokenFileError(LatentStoreError):
     """What lies there is no whole safetensors file."""
 
 
+class NotFiniteError(LatentStoreError):
+    """What was made holds NaN or infinity, and is not kept."""
+
+
 @dataclass(frozen=True)
 class TensorFile:
-    """What the header of a whole file says.
+    """What is in a whole file.
 
     Attributes:
         texts: by name.
         shapes: of each tensor, by its name.
         content: hash of the table of tensors and their first bytes: another one once the file is written
             anew and kept its texts.
+        not_finite: the name of a tensor that holds NaN or infinity; "" where none does.
     """
 
     texts: dict[str, str]
     shapes: dict[str, tuple[int, ...]]
     content: str
+    not_finite: str = ""
 
 
 def read_tensor_file(path: Path) -> TensorFile:
-    """The header of a file.
+    """What is in a file.
 
     Raises:
         BrokenFileError: it is cut off, or something else.
@@ -71,7 +77,8 @@ def read_tensor_file(path: Path) -> TensorFile:
         shapes = {name: tuple(int(side) for side in spec["shape"]) for name, spec in table.items()}
         digest = hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=16)
         digest.update(file.read(_FIRST))
-        return TensorFile({str(name): str(text) for name, text in texts.items()}, shapes, digest.hexdigest())
+        bad = not_finite(table, file, 8 + length)
+        return TensorFile({str(name): str(text) for name, text in texts.items()}, shapes, digest.hexdigest(), bad)
 
 
 def _check_tensors(table: dict[str, Any], begin: int, size: int) -> None:
@@ -91,6 +98,7 @@ def write_with_note(path: Path, write: Callable[[Path], object], note: Callable[
     """What `write` makes of a path, as `path` with a note, whole or not at all.
 
     Raises:
+        NotFiniteError: it is not finite; whatever was there stays.
         LatentStoreError: the disk refuses.
     """
     try:
@@ -98,14 +106,13 @@ def write_with_note(path: Path, write: Callable[[Path], object], note: Callable[
         with replacing(path) as temporary:
             write(temporary)
             file = read_tensor_file(temporary)
+            if file.not_finite:
+                raise NotFiniteError(str(StaleReason(Stale.NOT_FINITE, file.not_finite)))
             if said := note(file):
                 temporary.write_bytes(with_texts(temporary.read_bytes(), said.as_text(file)))
     except OSError as error:
         raise LatentStoreError(f"cannot write {path}: {why_not_written(error)}") from error
 
-
-Identity = tuple[int, int, str]
-"""What a file is known by: bytes, modification time in ns, and hash of its content ("" where it is not asked for)."""
 
 Settings = dict[str, Any]
 """Keys of the dataset that decide what is encoded, besides those that decide the bucket."""

@@ -19,14 +19,23 @@ from kohya_bucket.errors import ConfigError, reading
 from kohya_bucket.files import final_name, remove_leftovers
 from kohya_bucket.images.clips import read_clips
 from kohya_bucket.inputs import open_input
-from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, Stale, StaleReason, why_stale
+from kohya_bucket.latents.fingerprint import (
+    UNKNOWN_VAE,
+    Fingerprint,
+    Identity,
+    Stale,
+    StaleReason,
+    changed_since,
+    stamp_is_shared,
+    why_other_source,
+    why_stale,
+)
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placing import focus_of
 from kohya_bucket.trainers.musubi.architectures import ANY, Family
 from kohya_bucket.trainers.musubi.cache_files import (
     REPAIRED,
     BrokenFileError,
-    Identity,
     MadeBy,
     Note,
     Settings,
@@ -354,11 +363,12 @@ class Caches:
 
 def _read(path: Path) -> tuple[TensorFile | None, list[StaleReason]]:
     try:
-        return read_tensor_file(path), []
+        file = read_tensor_file(path)
     except FileNotFoundError:
         return None, [StaleReason(Stale.MISSING)]
     except BrokenFileError as error:
         return None, [StaleReason(Stale.BROKEN, error)]
+    return (None, [StaleReason(Stale.NOT_FINITE, file.not_finite)]) if file.not_finite else (file, [])
 
 
 _MAIN = re.compile(r"latents_(?:\d+x)?(\d+)x(\d+)_")
@@ -369,13 +379,7 @@ def _other_bucket(before: tuple[int, int], now: tuple[int, int]) -> StaleReason:
 
 
 def _why_older(path: str, files: Iterable[str]) -> list[StaleReason]:
-    with reading(path):
-        made = os.stat(path).st_mtime_ns
-    newer = False
-    for file in files:
-        with suppress(FileNotFoundError), reading(file):
-            newer = newer or os.stat(file).st_mtime_ns > made
-    return [StaleReason(Stale.OLDER)] if newer else []
+    return [StaleReason(Stale.OLDER)] if any(changed_since(file, path) for file in files) else []
 
 
 def _why_set_otherwise(stored: Settings, wanted: Settings) -> list[StaleReason]:
@@ -395,15 +399,10 @@ def why_changed(files: tuple[str, ...], stored: list[Identity]) -> list[StaleRea
         return [StaleReason(Stale.SOURCE, f"{len(stored)} -> {len(files)} files")]
     reasons = []
     for path, stored_identity in zip(files, stored, strict=True):
-        try:
-            now, folder = identity(path), os.path.isdir(path)
+        with suppress(FileNotFoundError), reading(path):
+            folder = os.path.isdir(path)
+            now = identity(path, content=not folder and stamp_is_shared(path))
             if folder and now[0] == stored_identity[0] and now[1] != stored_identity[1]:
                 now = identity(path, content=True)
-            reasons += why_stale(_known_by(stored_identity), _known_by(now), None if folder else Path(path))
-        except OSError:
-            continue
+            reasons += why_other_source(stored_identity, now, None if folder else Path(path))
     return list(dict.fromkeys(reasons))
-
-
-def _known_by(source: Identity) -> Fingerprint:
-    return Fingerprint(*source, "", (1, 1), (1, 1), (0, 0), "", "")

@@ -21,10 +21,10 @@ import numpy as np
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import not_loaded
 from kohya_bucket.images.resize import Pixels, resize_and_crop
-from kohya_bucket.latents.fingerprint import Stale, StaleReason
+from kohya_bucket.latents.fingerprint import Identity, Stale, StaleReason
 from kohya_bucket.texts import counted, one_line, some
 from kohya_bucket.trainers.door.ranks import end_run
-from kohya_bucket.trainers.musubi.cache_files import REPAIRED, Identity, Note, TensorFile, write_with_note
+from kohya_bucket.trainers.musubi.cache_files import REPAIRED, Note, NotFiniteError, TensorFile, write_with_note
 from kohya_bucket.trainers.musubi.caches import Caches, Focus, fingerprint_of
 from kohya_bucket.trainers.musubi.items import Source, identity, without_clip
 from kohya_bucket.trainers.musubi.objects import Selector
@@ -165,7 +165,7 @@ class Session:
             out.setdefault(number, _MADE_NOTHING)
         names = [f"{self.caches.table.at[i].name}: {why}" for i, why in sorted(out.items())]
         if len(out) == len(sources) and sources:
-            end_run(f"none of {counted(len(sources), 'item')} can be read: {some(names)}")
+            end_run(f"none of {counted(len(sources), 'item')} can be cached: {some(names)}")
         what = counted(len(sources), "caption" if self.text else "item")
         kept = len(self._kept_items)
         logger.info("%s: %d current, %d made", what, kept, len(sources) - kept - len(out))
@@ -200,7 +200,8 @@ class Session:
 def save_item(item: Any, save: Callable[[], object], *, text: bool) -> None:
     """What `save` writes to the item's path, whole or not at all, with what it was made from.
 
-    With `text`, `save` adds to a file that is there: only what another pass has made of this caption is.
+    With `text`, `save` adds to a file that is there: only what another pass has made of this caption is. An item of
+    which something is made that is not finite is left out.
 
     Raises:
         LatentStoreError: the disk refuses.
@@ -220,7 +221,12 @@ def save_item(item: Any, save: Callable[[], object], *, text: bool) -> None:
         finally:
             setattr(item, attribute, final_path)
 
-    write_with_note(path, write, lambda file: None if origin is None else origin[0].note(item, origin[1], file))
+    try:
+        write_with_note(path, write, lambda file: None if origin is None else origin[0].note(item, origin[1], file))
+    except NotFiniteError as error:
+        if origin is None:
+            raise
+        origin[0].left_out[origin[1].number] = f"{error}: see whether it is with another --vae_dtype or without fp8"
 
 
 _SIDE = 64  # pixels of a picture that stands in for one that cannot be read; it goes into no cache

@@ -15,9 +15,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.latents.fingerprint import source_identity
+from kohya_bucket.latents.fingerprint import Identity, source_identity
 from kohya_bucket.trainers.musubi.architectures import ANY, ARCHITECTURES
-from kohya_bucket.trainers.musubi.cache_files import Identity
 from kohya_bucket.trainers.musubi.keys import SOURCES
 from kohya_bucket.trainers.musubi.objects import CachedDataset
 

@@ -1,6 +1,8 @@
 """Which of musubi-tuner's caches serve, and what a training does about those that do not."""
 
 import os
+import shutil
+import struct
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,9 +74,84 @@ def test_files_that_do_not_say_what_they_are_of(folder: Folder) -> None:
     touch(folder.paths[0], 100)
     Image.new("RGB", (80, 64)).save(folder.paths[1])
     older, size, none = folder.reasons()
-    assert older == ["the image is newer than its cache, which does not say what it was made from"]
+    assert older == ["the image was changed or put there after its cache was made, which does not say what it is of"]
     assert size == ["the image changed (64x64 then, 80x64 now)"]
     assert none == []
+
+
+def exchange_names(one: str, other: str) -> None:
+    for source, target in ((one, f"{one}.kept"), (other, one), (f"{one}.kept", other)):
+        Path(source).rename(target)
+
+
+@pytest.mark.posix("on Windows a file does not say when it was renamed")
+def test_what_does_not_say_what_it_is_of_serves_no_image_that_was_put_there_later(folder: Folder) -> None:
+    """Names that are exchanged, and an older image in the place of one."""
+    cache = folder.root / "cache"
+    cache.mkdir()
+    for i in range(3):
+        (cache / f"a{i}_0064x0064_zi.safetensors").write_bytes(tensor_bytes({"latents_1x8x8_float32": (16, 8, 8)}, {}))
+        (cache / f"a{i}_zi_te.safetensors").write_bytes(tensor_bytes({"t_float32": (4,)}, {"caption1": f"caption {i}"}))
+    assert folder.reasons() == [[]] * 3
+    exchange_names(*folder.paths[:2])
+    assert ["put there" in str(reasons) for reasons in folder.reasons()] == [True, True, False]
+    shutil.copyfile(folder.paths[0], folder.paths[2])
+    os.utime(folder.paths[2], (1e9, 1e9))
+    assert "put there" in str(folder.reasons()[2])
+
+
+def test_images_of_one_length_and_time_are_told_apart(folder: Folder) -> None:
+    for i, path in enumerate(folder.paths):
+        Path(path).write_bytes(Path(path).read_bytes().ljust(1000, bytes([i])))
+        os.utime(path, (1e9, 1e9))
+    folder.make()
+    assert folder.reasons() == [[]] * 3
+    exchange_names(*folder.paths[:2])
+    assert folder.reasons() == [["the image changed (its content hash differs)"]] * 2 + [[]]
+
+
+def test_an_image_that_is_edited_while_it_is_encoded_is_encoded_again(folder: Folder) -> None:
+    session = Session(folder.caches(), text=False)
+    for source in session.caches.table.sources:
+        session.before(source.number, pictures=True)
+        if source.number == 1:
+            Image.new("RGB", (64, 64), (200, 0, 0)).save(source.files[0])
+            touch(source.files[0], 100)
+        folder.save(session, source)
+    assert [bool(caches.reasons) for caches in map(folder.caches().latents, session.caches.table.sources)] == [
+        False, True, False,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("bits", [0x7F800000, 0xFF800000, 0x7FC00000], ids=["inf", "-inf", "NaN"])
+def test_what_is_not_finite_does_not_serve(folder: Folder, bits: int) -> None:
+    folder.make()
+    cache = folder.root / "cache"
+    for name, at in (("a0_0064x0064_zi.safetensors", -400), ("a1_zi_te.safetensors", -8)):
+        content = bytearray((cache / name).read_bytes())
+        content[at : at + 4] = struct.pack("<I", bits)
+        (cache / name).write_bytes(content)
+    assert folder.reasons() == [
+        ["its latents_1x8x8_float32 is not finite (NaN or infinity)"],
+        ["its varlen_t_float32 is not finite (NaN or infinity)"], [],
+    ]  # fmt: skip
+
+
+def test_what_is_not_finite_is_not_written_and_its_item_is_left_out(
+    folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder.make()
+    before = {path: path.read_bytes() for path in (folder.root / "cache").iterdir()}
+    session = Session(folder.caches(), text=False)
+    source = session.caches.table.sources[1]
+    item = SimpleNamespace(item_key=source.key, frame_count=None, original_size=(64, 64), bucket_size=(64, 64))
+    item.latent_cache_path = str(folder.root / "cache" / f"{source.stem}_0064x0064_zi.safetensors")
+    assert session.take(item)
+    bad = tensor_bytes({"latents_1x8x8_float32": (16, 8, 8)}, {}, fill=255)
+    with session.picking(session.caches.dataset):
+        save_item(item, lambda: Path(item.latent_cache_path).write_bytes(bad), text=False)
+    assert {path: path.read_bytes() for path in (folder.root / "cache").iterdir()} == before
+    assert "1 item left out: a1.png: its latents_1x8x8_float32 is not finite (NaN or infinity)" in caplog.text
 
 
 def test_an_item_of_a_family_that_is_not_known_is_written_whole_and_says_nothing(tmp_path: Path) -> None:
