@@ -214,7 +214,7 @@ def source_changes(
     hash_of: Callable[[int], str],
     *,
     inside: Bools | bool = False,
-    always: bool = False,
+    always: Bools | bool = False,
 ) -> npt.NDArray[np.uint8]:
     """[N] how each image differs from the one that was encoded: 0, not at all; else in length, content, or time alone.
 
@@ -242,6 +242,13 @@ def source_changes(
             if current_hash:
                 out[k] = 0 if current_hash == stored_hash else _CONTENT
     return out
+
+
+def stamps_shared(nbytes: npt.NDArray[np.int64], mtimes: npt.NDArray[np.int64]) -> Bools:
+    """[N] of N files, whether another one has its length and time too: they do not tell these two apart."""
+    mixed = nbytes.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + mtimes.astype(np.uint64)
+    ordered = np.sort(mixed)
+    return np.isin(mixed, ordered[1:][ordered[1:] == ordered[:-1]]) & (nbytes >= 0)
 
 
 def why_stale(

@@ -20,7 +20,7 @@ from kohya_bucket.images.origins import Origins
 from kohya_bucket.images.resize import choose_interpolation, resampler
 from kohya_bucket.images.stamps import hash_bytes
 from kohya_bucket.latents.dtypes import EXACT
-from kohya_bucket.latents.fingerprint import Fingerprint, Stale, differences, source_changes
+from kohya_bucket.latents.fingerprint import Fingerprint, Stale, differences, source_changes, stamps_shared
 from kohya_bucket.latents.store.entries import NUMBER_COLUMNS, Columns, StoreEntry, arrow
 from kohya_bucket.latents.store.exact_arrays import pack
 from kohya_bucket.latents.store.latent_store import LatentStore
@@ -154,7 +154,7 @@ class LatentItems:
         crop_ltrb: [N, 4] float64 left, top, right, bottom of the crop, SDXL's conditioning.
         captions: N texts or None; None if they are unknown: those in the store stay.
         source_bytes, source_mtime_ns: [N] int64, of the file or its container; -1 if missing.
-        source_hashes: N content hashes, or None if none were requested.
+        source_hashes: N content hashes, "" where none was needed; None where none was at all.
         without_bucket: (path, reason) of images that get no latent.
         further: these are additional sizes, at which the trainer itself would not cache these images.
         dataset: number of their dataset, in the order in which a trainer caches.
@@ -196,7 +196,8 @@ class LatentItems:
         Args:
             images: origins or paths.
             sizes: [N, 2] size of each image file.
-            content_hash: also hash every file, which reads it; else length and time identify it.
+            content_hash: also hash every file, which reads it; else length and time identify it, but for files that
+                share both, which are hashed.
             further: see the attributes.
         """
         keep = np.flatnonzero(placement.placed).tolist()
@@ -221,7 +222,7 @@ class LatentItems:
             captions=texts,
             source_bytes=nbytes,
             source_mtime_ns=mtimes,
-            source_hashes=kept.hashes() if content_hash else None,
+            source_hashes=kept.hashes() if content_hash else _hashes_of_alike(kept, nbytes, mtimes),
             without_bucket=without,
             further=further,
         )
@@ -288,14 +289,14 @@ class LatentItems:
         """[M] how the images differ from those that were encoded, see `fingerprint.source_changes`."""
 
         def hash_of(k: int) -> str:
-            if self.source_hashes is not None:
-                return self.source_hashes[int(items[k])]
+            if self.source_hashes and (known := self.source_hashes[int(items[k])]):
+                return known
             with suppress(UnreadableError):  # the decoder will say so
                 return str(self.images.hash(int(items[k])))
             return ""
 
         files = {"source_bytes": self.source_bytes[items], "source_mtime_ns": self.source_mtime_ns[items]}
-        always = self.source_hashes is not None
+        always = np.array([bool(self.source_hashes[i]) for i in items], np.bool_) if self.source_hashes else False
         return source_changes(stored, files, hash_of, inside=self.images.inside[items], always=always)
 
     def with_captions_of(self, store: LatentStore) -> LatentItems:
@@ -333,6 +334,13 @@ class LatentItems:
         values |= {name: int(getattr(self, name)[i]) for name in ("source_bytes", "source_mtime_ns")}
         values["source_hash"] = self.source_hashes[i] if self.source_hashes else ""
         return StoreEntry.from_values(values | {"interpolation": str(self.interpolations[i])})
+
+
+def _hashes_of_alike(images: Origins, nbytes: npt.NDArray[np.int64], mtimes: npt.NDArray[np.int64]) -> list[str] | None:
+    """Hashes of the files that could change places unseen, and "" of all others; None if there are no such files."""
+    alike = np.flatnonzero(stamps_shared(nbytes, mtimes) & ~images.inside)
+    hashes = dict(zip(alike.tolist(), images.subset(alike).hashes(), strict=True))
+    return [hashes.get(i, "") for i in range(len(images))] if hashes else None
 
 
 @dataclass

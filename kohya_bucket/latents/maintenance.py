@@ -22,7 +22,7 @@ from kohya_bucket.errors import LatentStoreError, reading
 from kohya_bucket.files import TEMPORARY_AGE, final_name
 from kohya_bucket.images.listing import file_key, list_images
 from kohya_bucket.images.origins import Origins
-from kohya_bucket.latents.fingerprint import source_changes
+from kohya_bucket.latents.fingerprint import source_changes, stamps_shared
 from kohya_bucket.latents.store.contents import manifest_of, self_described
 from kohya_bucket.latents.store.entries import WORDS
 from kohya_bucket.latents.store.latent_store import LatentStore
@@ -45,7 +45,8 @@ def check_sources(
     rows = np.flatnonzero(~absent)
     stored, files = store.source_columns(rows), {"source_bytes": nbytes[rows], "source_mtime_ns": mtimes[rows]}
     inside = images.inside[rows]
-    changes = source_changes(stored, files, lambda k: images.hash(int(rows[k])), inside=inside, always=content)
+    always = content | (stamps_shared(*files.values()) & ~inside)
+    changes = source_changes(stored, files, lambda k: images.hash(int(rows[k])), inside=inside, always=always)
     changed = np.zeros(len(store), dtype=bool)
     changed[rows] = changes > 0
     return absent, changed

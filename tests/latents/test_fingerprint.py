@@ -14,6 +14,7 @@ from kohya_bucket.latents.fingerprint import (
     as_text,
     module_hash,
     source_identity,
+    stamps_shared,
     why_stale,
 )
 from tests.latents.latent_helpers import PRINT
@@ -159,3 +160,12 @@ def test_a_sampled_hash_knows_a_module_again():
     assert sampled_hash(changed) != first
     assert sampled_hash(module().to(torch.float16)) != first
     assert sampled_hash(module().to("meta")) == sampled_hash(object()) == ""
+
+
+def test_files_that_share_length_and_time():
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        nbytes, mtimes = rng.integers(-1, 4, (2, 20))
+        stamps = list(zip(nbytes.tolist(), mtimes.tolist(), strict=True))
+        expected = [stamp[0] >= 0 and stamps.count(stamp) > 1 for stamp in stamps]
+        assert stamps_shared(nbytes, mtimes).tolist() == expected

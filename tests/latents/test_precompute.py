@@ -18,6 +18,7 @@ from kohya_bucket.images.stamps import hash_file
 from kohya_bucket.latents import LatentStore, precompute_latents
 from kohya_bucket.latents.dtypes import to_float32
 from kohya_bucket.latents.encode.worker import shares
+from kohya_bucket.latents.maintenance import check_sources
 from kohya_bucket.latents.vae.encoder import noise_seed, normalize
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
 from kohya_bucket.trainers.sdscripts.npz.exchange import import_npz
@@ -244,6 +245,27 @@ def test_one_edited_image_encodes_one(tmp_path, images):
     report = run(images, tmp_path / "out")
     assert report.encoded == 3
     assert report.reasons == {"the image changed": 3}
+
+
+def test_images_of_one_length_and_time_are_told_apart(tmp_path):
+    """Two exchange their names, which nothing but their content shows; a third has a length of its own."""
+    images = make_images(tmp_path / "images", [(64, 64)] * 3)
+    for i, path in enumerate(map(Path, images)):
+        path.write_bytes(path.read_bytes().ljust(20_000 + i // 2, b"\0"))
+        os.utime(path, (1e9, 1e9))
+    run(images, tmp_path / "out")
+    assert [bool(one) for one in LatentStore(tmp_path / "out").strings("source_hash")] == [True, True, False]
+    assert run(images, tmp_path / "out").encoded == 0
+    first, second, kept = *map(Path, images[:2]), tmp_path / "kept"
+    for source, target in ((first, kept), (second, first), (kept, second)):
+        source.rename(target)
+    store = LatentStore(tmp_path / "out")
+    paths = [str(tmp_path / "images" / source) for source in store.strings("source")]
+    assert check_sources(store, paths)[1].sum() == 2
+    assert run(images, tmp_path / "out").reasons == {"the image changed": 2}
+    assert run(images, tmp_path / "out").encoded == 0
+    os.utime(images[2], (2e9, 2e9))
+    assert run(images, tmp_path / "out").encoded == 1
 
 
 def test_a_new_crop_of_an_edited_image_is_no_reason_of_its_own(tmp_path, images):

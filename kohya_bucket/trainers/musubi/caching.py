@@ -177,13 +177,15 @@ class Session:
         if names:
             logger.warning("%s left out: %s", counted(len(names), "item"), one_line(some(names, 10)))
 
-    def note(self, item: Any, source: Source, file: TensorFile) -> Note:
+    def note(self, item: Any, source: Source, file: TensorFile) -> Note | None:
+        """What a file was made from; None where that is not known of latents, since nothing was asked before."""
         caches, made = self.caches, self.caches.made_by
         files, settings = self._identities.get(source.number, []), caches.settings_of(source, text=self.text)
         clips = sorted(self.clips.get(source.number, []))
         if self.text:
             return Note(files, made | ({REPAIRED: "true"} if caches.repair else {}), settings, clips)
-        files = files or [identity(path, content=True) for path in source.files]
+        if not files:
+            return None
         bucket = None if caches.clips else tuple(item.bucket_size[:2])
         dtype, focus = next(iter(file.shapes), "").rpartition("_")[2], caches.focus.get(source.number)
         fingerprint = fingerprint_of(files[0], tuple(item.original_size), bucket, made.get("vae", ""), dtype, focus)

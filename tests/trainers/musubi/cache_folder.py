@@ -105,6 +105,7 @@ class Folder:
             latent_cache_path=str(cache / f"{source.stem}_{size}_{self.family}.safetensors"),
             text_encoder_output_cache_path=str(cache / f"{source.stem}_{self.family}_te.safetensors"),
         )  # fmt: skip
+        session.before(source.number, pictures=not session.text)
         assert session.take(item)
         if session.text:
             content = tensor_bytes({"varlen_t_float32": (4, 8)}, {"caption1": item.caption})
