@@ -35,7 +35,7 @@ class Stale(enum.Enum):
     # made from something else
     SOURCE = "the image changed ({})"
     OTHER_SOURCE = "it was made from {}"
-    OLDER = "the image was changed or put there after its cache was made, which does not say what it is of"
+    OLDER = "the image or its name is newer than its cache, which does not say what it was made from"
     IMAGE_SIZE = "the image changed ({}x{} then, {}x{} now)"
     VAE = "the VAE's weights changed ({} -> {})"
     BUCKET = "the bucket changed ({} -> {})"

@@ -74,7 +74,7 @@ def test_files_that_do_not_say_what_they_are_of(folder: Folder) -> None:
     touch(folder.paths[0], 100)
     Image.new("RGB", (80, 64)).save(folder.paths[1])
     older, size, none = folder.reasons()
-    assert older == ["the image was changed or put there after its cache was made, which does not say what it is of"]
+    assert older == ["the image or its name is newer than its cache, which does not say what it was made from"]
     assert size == ["the image changed (64x64 then, 80x64 now)"]
     assert none == []
 
@@ -94,10 +94,10 @@ def test_what_does_not_say_what_it_is_of_serves_no_image_that_was_put_there_late
         (cache / f"a{i}_zi_te.safetensors").write_bytes(tensor_bytes({"t_float32": (4,)}, {"caption1": f"caption {i}"}))
     assert folder.reasons() == [[]] * 3
     exchange_names(*folder.paths[:2])
-    assert ["put there" in str(reasons) for reasons in folder.reasons()] == [True, True, False]
+    assert ["its name is newer" in str(reasons) for reasons in folder.reasons()] == [True, True, False]
     shutil.copyfile(folder.paths[0], folder.paths[2])
     os.utime(folder.paths[2], (1e9, 1e9))
-    assert "put there" in str(folder.reasons()[2])
+    assert "its name is newer" in str(folder.reasons()[2])
 
 
 def test_images_of_one_length_and_time_are_told_apart(folder: Folder) -> None:
