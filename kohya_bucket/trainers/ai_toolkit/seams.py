@@ -169,10 +169,10 @@ SUBJECTS = (
         "text embeddings that are damaged, or of control images that were edited since, are trained on",
         (
             Seam(
-                "FileItemDTO._build_text_embedding_path",
-                (Uses("encode_control_in_text_embeddings", "control_path"),),
-                _embedding_path,
+                "FileItemDTO.get_text_embedding_info_dict",
+                (Uses("encode_control_in_text_embeddings", "control_path", "dataset_config", "do_i2v", "is_video"),),
             ),
+            Seam("FileItemDTO._build_text_embedding_path", (Uses("get_text_embedding_info_dict"),), _embedding_path),
             Seam("TextEmbeddingCachingMixin.cache_text_embeddings", (Uses("file_list", "save"),), _cache_embeddings),
         ),
     ),
