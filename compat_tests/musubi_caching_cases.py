@@ -168,6 +168,16 @@ def unreadable(case):
     case.train()
 
 
+def not_finite(case):
+    for i, value in enumerate((0, 253, 2)):
+        case.image(f"a{i}.png", value)
+    case.dataset()
+    case.both()
+    case.image("a1.png", 101, caption=False)
+    case.latents()
+    case.train()
+
+
 def other_encodings(case):
     for i in range(2):
         case.image(f"a{i}.png", i)
@@ -407,6 +417,7 @@ SCENARIOS = {
     "no_text": no_text, "other_encodings": other_encodings, "kept": kept, "one_image": one_image,
     "other_frames": other_frames, "without_buckets": without_buckets, "skip_broken": skip_broken,
     "not_enlarged": not_enlarged, "minimax_h3": minimax_h3, "minimax_h3_images": minimax_h3_images,
+    "not_finite": not_finite,
 }  # fmt: skip
 FAMILIES = {
     "repeated": "qie", "short_video": "wan", "sections": "fp", "two_passes": "hv", "controls": "qie",

@@ -25,12 +25,14 @@ PROGRAMS = {
     "zi": "zimage", "qi": "qwen_image", "qie": "qwen_image", "wan": "wan", "fp": "fpack", "hv": "",
     "fk": "flux_kontext", "qi21": "zimage", "mf": "",
 }  # fmt: skip
+NOT_FINITE = 253  # of an image of this grey, NaN is made
 
 
 def values_of(pixels, channels=16, stride=8):
     """[B, C, F, H, W] in [-1, 1] -> [B, channels, f, h, w], each the mean of its frames' pixels."""
     pixels = pixels if pixels.dim() == 5 else pixels[:, :, None]
     mean = ((pixels.float().mean(dim=(1, 3, 4)) + 1) * 127.5).round()[:, ::4]  # B, f
+    mean = torch.where(mean == NOT_FINITE, torch.nan, mean)
     height, width = pixels.shape[3] // stride, pixels.shape[4] // stride
     return mean[:, None, :, None, None].expand(-1, channels, -1, height, width).contiguous()
 

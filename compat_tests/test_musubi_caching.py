@@ -126,6 +126,13 @@ def test_an_image_that_cannot_be_read(left, right):
     assert "1 item left out: a1.png" in trained["log"]
 
 
+def test_latents_that_are_not_finite(right):
+    cached, _, again, trained = right["not_finite"]
+    assert "1 item left out: a1.png: its latents_1x16x16_float32 is not finite (NaN or infinity)" in cached["log"]
+    assert "3 items: 2 current, 1 made" in again["log"]
+    assert items(trained) == [0, 2, 101]
+
+
 def test_the_option_for_broken_files(left, right):
     if "exit" in left["skip_broken"][-2]:
         pytest.skip("this version has no --skip_broken")
@@ -142,7 +149,7 @@ def test_images_none_of_which_can_be_read(left, right):
     """A drive that is not there shall not cost the caches."""
     ended, files = right["all_broken"][2:]
     assert ended["exit"] == 2
-    assert "none of 2 items can be read" in ended["log"]
+    assert "none of 2 items can be cached" in ended["log"]
     assert files["files"].keys() == left["all_broken"][-1]["files"].keys()
 
 
@@ -407,5 +414,5 @@ def test_each_reads_what_the_other_made(mixed):
     refused(other, "the bucket changed (128x128 -> 256x256)")
     assert "3 items: 3 current" in latents["log"]
     assert "3 captions: 3 current" in text["log"]
-    refused(edited, "a1.png (latents: the image is newer than its cache", "text: the caption changed")
+    refused(edited, "a1.png (latents: the image or its name is newer than its cache", "text: the caption changed")
     assert items(after) == captions(after) == [0, 2, 101]

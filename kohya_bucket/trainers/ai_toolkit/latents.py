@@ -57,7 +57,8 @@ def name_to_use(item: Any, path: str, files: Sequence[str]) -> str:
     if not _is_there(name):
         with suppress(FileNotFoundError):  # of an image: ai-toolkit says so when it reads it
             vars(item).setdefault(_MADE_FROM, {})[name] = [_identity(file) for file in files]
-        setattr(item, _ANEW, n > 0)
+        if n:
+            setattr(item, _ANEW, True)
     return name
 
 

@@ -110,6 +110,14 @@ def test_images_of_one_length_and_time_are_told_apart(folder: Folder) -> None:
     assert folder.reasons() == [["the image changed (its content hash differs)"]] * 2 + [[]]
 
 
+def test_a_caption_that_is_edited_while_it_is_encoded_is_encoded_again(folder: Folder) -> None:
+    session = Session(folder.caches(), text=True)
+    for source in session.caches.table.sources:
+        Path(source.files[0]).with_suffix(".txt").write_text("edited", encoding="utf-8")
+        folder.save(session, source)
+    assert [reasons[-1] for reasons in folder.reasons()] == ["the caption changed"] * 3
+
+
 def test_an_image_that_is_edited_while_it_is_encoded_is_encoded_again(folder: Folder) -> None:
     session = Session(folder.caches(), text=False)
     for source in session.caches.table.sources:
