@@ -35,10 +35,6 @@ class BrokenFileError(LatentStoreError):
     """What lies there is no whole safetensors file."""
 
 
-class NotFiniteError(LatentStoreError):
-    """What was made holds NaN or infinity, and is not kept."""
-
-
 @dataclass(frozen=True)
 class TensorFile:
     """What is in a whole file.
@@ -98,7 +94,6 @@ def write_with_note(path: Path, write: Callable[[Path], object], note: Callable[
     """What `write` makes of a path, as `path` with a note, whole or not at all.
 
     Raises:
-        NotFiniteError: it is not finite; whatever was there stays.
         LatentStoreError: the disk refuses.
     """
     try:
@@ -106,8 +101,6 @@ def write_with_note(path: Path, write: Callable[[Path], object], note: Callable[
         with replacing(path) as temporary:
             write(temporary)
             file = read_tensor_file(temporary)
-            if file.not_finite:
-                raise NotFiniteError(str(StaleReason(Stale.NOT_FINITE, file.not_finite)))
             if said := note(file):
                 temporary.write_bytes(with_texts(temporary.read_bytes(), said.as_text(file)))
     except OSError as error:

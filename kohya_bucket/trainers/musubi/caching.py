@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from kohya_bucket.images.resize import Pixels, resize_and_crop
 from kohya_bucket.latents.fingerprint import Identity, Stale, StaleReason
 from kohya_bucket.texts import counted, one_line, some
 from kohya_bucket.trainers.door.ranks import end_run
-from kohya_bucket.trainers.musubi.cache_files import REPAIRED, Note, NotFiniteError, TensorFile, write_with_note
+from kohya_bucket.trainers.musubi.cache_files import REPAIRED, Note, TensorFile, write_with_note
 from kohya_bucket.trainers.musubi.caches import Caches, Focus, fingerprint_of
 from kohya_bucket.trainers.musubi.items import Source, identity, without_clip
 from kohya_bucket.trainers.musubi.objects import Selector
@@ -202,8 +202,7 @@ class Session:
 def save_item(item: Any, save: Callable[[], object], *, text: bool) -> None:
     """What `save` writes to the item's path, whole or not at all, with what it was made from.
 
-    With `text`, `save` adds to a file that is there: only what another pass has made of this caption is. An item of
-    which something is made that is not finite is left out.
+    With `text`, `save` adds to a file that is there: only what another pass has made of this caption is.
 
     Raises:
         LatentStoreError: the disk refuses.
@@ -223,12 +222,18 @@ def save_item(item: Any, save: Callable[[], object], *, text: bool) -> None:
         finally:
             setattr(item, attribute, final_path)
 
-    try:
-        write_with_note(path, write, lambda file: None if origin is None else origin[0].note(item, origin[1], file))
-    except NotFiniteError as error:
-        if origin is None:
-            raise
-        origin[0].left_out[origin[1].number] = f"{error}: see whether it is with another --vae_dtype or without fp8"
+    write_with_note(path, write, lambda file: None if origin is None else origin[0].note(item, origin[1], file))
+
+
+def leave_out_not_finite(item: Any, tensors: Mapping[str, Any]) -> bool:
+    """Whether an item is left out because NaN or infinity was made of it: musubi-tuner would write 0 for NaN."""
+    origin: tuple[Session, Source] | None = getattr(item, _ORIGIN, None)
+    bad = next((name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())), None)
+    if origin is None or bad is None:
+        return False
+    reason = StaleReason(Stale.NOT_FINITE, bad)
+    origin[0].left_out[origin[1].number] = f"{reason}: see whether it is with another --vae_dtype or without fp8"
+    return True
 
 
 _SIDE = 64  # pixels of a picture that stands in for one that cannot be read; it goes into no cache

@@ -18,7 +18,7 @@ from kohya_bucket.trainers.door.seams import Replaced, Seam, SeamGroup
 from kohya_bucket.trainers.door.shapes import Behaves, Offers, Takes, TakesAmong, Uses, checksum, sample_picture
 from kohya_bucket.trainers.musubi.cache_files import MadeBy, made_by
 from kohya_bucket.trainers.musubi.caches import Caches, holds_clips
-from kohya_bucket.trainers.musubi.caching import Session, cut, focus_in, save_item
+from kohya_bucket.trainers.musubi.caching import Session, cut, focus_in, leave_out_not_finite, save_item
 from kohya_bucket.trainers.musubi.families import family_of
 from kohya_bucket.trainers.musubi.keys import CONTROL_IN_THE_MIDDLE
 from kohya_bucket.trainers.musubi.objects import CachedDataset, Selector
@@ -164,8 +164,9 @@ def _resize(seam: Replaced, image: Any, bucket_reso: Any) -> Any:
 
 
 def _saving(*, text: bool) -> Callable[..., None]:
-    def save(seam: Replaced, item_info: Any, *args: Any, **kwargs: Any) -> None:
-        save_item(item_info, lambda: seam.original(item_info, *args, **kwargs), text=text)
+    def save(seam: Replaced, item_info: Any, sd: Any, *args: Any, **kwargs: Any) -> None:
+        if not leave_out_not_finite(item_info, sd):
+            save_item(item_info, lambda: seam.original(item_info, sd, *args, **kwargs), text=text)
 
     return save
 

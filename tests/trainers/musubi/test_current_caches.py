@@ -8,13 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from cache_folder import Folder, tensor_bytes
 from PIL import Image
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.trainers.musubi.cache_files import made_by
-from kohya_bucket.trainers.musubi.caching import Session, save_item
+from kohya_bucket.trainers.musubi.caching import Session, leave_out_not_finite, save_item
 from kohya_bucket.trainers.musubi.trained_items import Trained, items_of_config, pick_out_of
 
 
@@ -145,21 +146,21 @@ def test_what_is_not_finite_does_not_serve(folder: Folder, bits: int) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_not_written_and_its_item_is_left_out(
-    folder: Folder, caplog: pytest.LogCaptureFixture
+    folder: Folder, caplog: pytest.LogCaptureFixture, value: float
 ) -> None:
-    folder.make()
-    before = {path: path.read_bytes() for path in (folder.root / "cache").iterdir()}
+    torch = pytest.importorskip("torch")
     session = Session(folder.caches(), text=False)
-    source = session.caches.table.sources[1]
-    item = SimpleNamespace(item_key=source.key, frame_count=None, original_size=(64, 64), bucket_size=(64, 64))
-    item.latent_cache_path = str(folder.root / "cache" / f"{source.stem}_0064x0064_zi.safetensors")
-    assert session.take(item)
-    bad = tensor_bytes({"latents_1x8x8_float32": (16, 8, 8)}, {}, fill=255)
+    items = [SimpleNamespace(item_key=source.key, frame_count=None) for source in session.caches.table.sources]
+    assert all(map(session.take, items))
+    latents = torch.zeros(16, 8, 8, dtype=torch.bfloat16)
     with session.picking(session.caches.dataset):
-        save_item(item, lambda: Path(item.latent_cache_path).write_bytes(bad), text=False)
-    assert {path: path.read_bytes() for path in (folder.root / "cache").iterdir()} == before
-    assert "1 item left out: a1.png: its latents_1x8x8_float32 is not finite (NaN or infinity)" in caplog.text
+        assert not leave_out_not_finite(items[0], {"latents_1x8x8_bfloat16": latents})
+        latents[3, 4, 5] = value
+        assert leave_out_not_finite(items[1], {"mask_int64": torch.ones(3).long(), "latents_1x8x8_bfloat16": latents})
+        assert not leave_out_not_finite(SimpleNamespace(), {"latents": latents})  # of a family that is not known
+    assert "1 item left out: a1.png: its latents_1x8x8_bfloat16 is not finite (NaN or infinity)" in caplog.text
 
 
 def test_an_item_of_a_family_that_is_not_known_is_written_whole_and_says_nothing(tmp_path: Path) -> None:
