@@ -199,8 +199,8 @@ def test_a_list_with_a_folder_of_frames_beside_images(source, data, tmp_path):
     config = tmp_path / "both.toml"
     config.write_text(GENERAL + "".join(f"[[datasets]]\n{one}\n" for one in sets), encoding="utf-8")
     assert [f.code for f in plan(source, config, "wan")[0].findings.of(Severity.WARNING)] == [
-        "no-caption",
-        "no-caption",
+        "missing-captions",
+        "missing-captions",
     ]
     if stops_at_an_image_without_a_caption(source):
         assert "im3.txt" in theirs(source, config, "wan")["error"]
@@ -237,7 +237,7 @@ def test_images_that_are_not_enlarged(source, data, tmp_path, architecture):
         ("target_frames = []", "frames", "max"),
         ("source_fps = 0.0", "frames", "ZeroDivisionError"),
         ("frame_extraction = 'slide'\nframe_stride = 0", "frames", "range"),
-        ("caption_extension = '.caption'", "no-caption", "No such file"),
+        ("caption_extension = '.caption'", "missing-captions", "No such file"),
     ],
 )
 def test_what_it_stops_at_is_an_error(source, data, tmp_path, line, code, words):

@@ -48,6 +48,14 @@ def counted(count: int, what: str, one: str = "", many: str = "") -> str:
     return f"{count:,} {what}{' ' * bool(verb)}{verb}"
 
 
+def uncaptioned(
+    bare: Sequence[str], total: int, then: str = "an empty one is trained", kind: str = "caption", what: str = "image"
+) -> str:
+    """What every reader says of images, or `what` they are, without a caption of some kind; `then` is the outcome."""
+    share = f"{len(bare):,} of {counted(total, what)} {'has' if len(bare) == 1 else 'have'} no {kind}"
+    return f"{share}, so {then} ({some(bare)})"
+
+
 def read_regular(path: str | os.PathLike[str], limit: int = MAX_CONFIG_BYTES, want: str = _WANT) -> bytes:
     """The whole of a file.
 

@@ -26,11 +26,12 @@ from kohya_bucket.cli.options import (
 from kohya_bucket.cli.sources import ImageInput
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.extras import pip_install
+from kohya_bucket.images.listing import from_here
 from kohya_bucket.latents.encode.worker import PrecomputeReport
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.store.layout import Layout, common_root
 from kohya_bucket.latents.store.storage import StorePath, is_there
-from kohya_bucket.texts import counted, some
+from kohya_bucket.texts import counted, some, uncaptioned
 from kohya_bucket.trainers.door.face import Asked
 from kohya_bucket.trainers.door.options import store_folder
 from kohya_bucket.trainers.door.registry import trainer_for, usual_trainer
@@ -55,6 +56,10 @@ class NamedImages:
         scanned = self.images.read(engine_of(engine), work.quiet)
         if not len(scanned.images):
             raise ConfigError(f"{', '.join(self.names)}: no images found there")
+        bare = [i for i, text in enumerate(scanned.captions or ()) if not (text or "").strip()]
+        if bare and not work.quiet:
+            names = [from_here(scanned.images.names[i]) for i in bare]
+            say(uncaptioned(names, len(scanned.images), "none is stored"), err=True)
         placement = (self.rule or self.options.make(scanned.sizes)).place(scanned.sizes)
         root = _root(scanned.images.files, self.names, work.output)
         wanted = LatentItems.from_placement(

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.remote import is_url, read_remote, split_archive
 from kohya_bucket.inputs import MAX_CAPTION_BYTES, read_input
-from kohya_bucket.texts import parse_json
+from kohya_bucket.texts import one_line, parse_json, uncaptioned
+
+_log = logging.getLogger("kohya_bucket.datasets")
+
+
+def warn_uncaptioned(bare: Sequence[str], total: int, kind: str = "caption") -> None:
+    """Log which of `total` images have no caption, or none of a kind, where there are such."""
+    if bare:
+        _log.warning("%s", one_line(uncaptioned(bare, total, kind=kind)))
+
+
+def is_blank(cell: Any) -> bool:
+    """Whether the cell of a caption holds none."""
+    return cell is None or (isinstance(cell, (str, bytes)) and not cell.strip())
 
 
 def caption_beside(image: str, ending: str) -> str | None:

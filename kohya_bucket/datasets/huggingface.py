@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kohya_bucket.checks import as_flag
-from kohya_bucket.datasets.captions import caption_of_cell
+from kohya_bucket.datasets.captions import caption_of_cell, is_blank, warn_uncaptioned
 from kohya_bucket.datasets.sources import CellSource, SourceSizes, cell_size, column_of, content_of
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import TextColumn
@@ -63,7 +63,8 @@ class HuggingFaceSource(CellSource):
         return len(self._dataset)
 
     def read_sizes(self) -> SourceSizes:
-        only = self._only(self._image)
+        columns = [self._image] if self._caption is None else [self._image, self._caption]
+        only, bare = self._only(*columns), list[str]()
         sizes = np.zeros((len(only), 2), dtype=np.int32)
         failures, names = [], []
         changes = _has_own_transform(self._dataset)
@@ -71,9 +72,12 @@ class HuggingFaceSource(CellSource):
             stop = min(start + _ROWS, len(only))
             part = only[start:stop]
             if isinstance(part, Mapping):  # of columns, as a slice of a dataset is
-                cells = column_of(part, self._image, f"{self.name(start)} to {stop - 1}")
+                of_part = [column_of(part, column, f"{self.name(start)} to {stop - 1}") for column in columns]
             else:
-                cells = [column_of(only[i], self._image, self.name(i)) for i in range(start, stop)]
+                rows = [(self.name(i), only[i]) for i in range(start, stop)]
+                of_part = [[column_of(row, column, name) for name, row in rows] for column in columns]
+            cells, *texts = of_part
+            bare += [self.name(i) for column in texts for i, text in enumerate(column, start) if is_blank(text)]
             for i, cell in enumerate(cells, start):
                 names.append(self.name(i) if changes else _told_apart(cell))
                 try:
@@ -81,6 +85,7 @@ class HuggingFaceSource(CellSource):
                 except UnreadableImageError as error:
                     failures.append((i, self.name(i), str(error)))
         self._names = TextColumn.from_texts(names)
+        warn_uncaptioned(bare, len(only))
         return SourceSizes(sizes, failures)
 
     def cell(self, index: int) -> Any:
@@ -95,8 +100,8 @@ class HuggingFaceSource(CellSource):
     def name(self, index: int) -> str:
         return f"hf:{index}"
 
-    def _only(self, column: str) -> Any:
-        return self._dataset if self._whole_rows else self._dataset.select_columns([column])
+    def _only(self, *columns: str) -> Any:
+        return self._dataset if self._whole_rows else self._dataset.select_columns(list(columns))
 
 
 def _told_apart(cell: Any) -> str:

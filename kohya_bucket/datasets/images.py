@@ -34,11 +34,9 @@ from kohya_bucket.errors import FileChangedError, KohyaBucketError, StorageError
 from kohya_bucket.images import IMAGE_EXTENSIONS, MetadataCache, list_images
 from kohya_bucket.images.focus_files import read_focus, unfound
 from kohya_bucket.images.formats import UnreadableImageError
-from kohya_bucket.images.listing import are_there
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels import Pixels, explained
-from kohya_bucket.images.remote import is_url
-from kohya_bucket.texts import counted, one_line, some
+from kohya_bucket.texts import one_line
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -70,13 +68,6 @@ def _focus_of(focus: Any, paths: Sequence[str]) -> FloatArray:
             f"focus of {paths[i]} is {boxes[i].tolist()}, but must be left, top, right, bottom in shares from 0 to 1"
         )
     return boxes
-
-
-def _without_captions(paths: Sequence[str], ending: str) -> list[str]:
-    """Images with no such file beside them."""
-    paths = [path for path in paths if not is_url(path)]
-    have_one = are_there(os.path.splitext(path)[0] + ending for path in paths)  # noqa: PTH122
-    return [path for path, has_caption in zip(paths, have_one, strict=True) if not has_caption]
 
 
 class BucketedDataset(Dataset[dict[str, Any]]):
@@ -187,9 +178,6 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         paths = list_images(folder, recursive=recursive, extensions=extensions)
         if not paths:
             raise KohyaBucketError(f"{folder}: no images found there")
-        if isinstance(captions, str) and (bare := _without_captions(paths, captions)):
-            told = "%s without a %s file, with an empty caption: %s"
-            _log.warning(told, counted(len(bare), "image"), captions, some(bare, _SHOWN))
         return cls(paths, rule, captions=captions, **options)
 
     @classmethod

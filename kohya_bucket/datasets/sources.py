@@ -15,12 +15,12 @@ import numpy.typing as npt
 from PIL import Image, ImageFile
 
 from kohya_bucket.checks import as_flag
-from kohya_bucket.datasets.captions import caption_beside
+from kohya_bucket.datasets.captions import caption_beside, warn_uncaptioned
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache, TextColumn, read_sizes
 from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.images.headers import header_of, read_header
-from kohya_bucket.images.listing import refuse_if_away, refuse_one_path
+from kohya_bucket.images.listing import are_there, refuse_if_away, refuse_one_path
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels import NO_IMAGE, Pixels, explained, load_pixels, to_pixels
 from kohya_bucket.images.remote import fetched, is_url, split_archive
@@ -299,6 +299,11 @@ class FileSource(CellSource):
             raise KohyaBucketError(
                 f"{len(self._captions)} captions for {len(self.paths)} images: give one per image, in the same order"
             )
+        if isinstance(self._captions, TextColumn):
+            bare = [path for path, text in zip(self.paths, self._captions, strict=True) if not text.strip()]
+            warn_uncaptioned(bare, len(self.paths))
+        elif self._captions is not None:
+            warn_uncaptioned(_without_captions(self.paths, self._captions), len(self.paths), f"{captions} file")
         self._obey_exif = as_flag("obey_exif", obey_exif)
         scan = read_sizes(self.paths, cached=metadata_cache, workers=workers, progress=progress)
         self._sizes = SourceSizes(scan.upright_sizes() if self._obey_exif else scan.sizes, scan.failures)
@@ -327,6 +332,13 @@ class FileSource(CellSource):
     def __getstate__(self) -> dict[str, Any]:
         # Workers decode; sizes stay with the process that placed the images.
         return {**self.__dict__, "_sizes": None}
+
+
+def _without_captions(paths: Sequence[str], ending: str) -> list[str]:
+    """Images with no such file beside them."""
+    paths = [path for path in paths if not is_url(path)]
+    have_one = are_there(os.path.splitext(path)[0] + ending for path in paths)  # noqa: PTH122
+    return [path for path, has_caption in zip(paths, have_one, strict=True) if not has_caption]
 
 
 def _all_are(kind: Any, values: Iterable[Any], what: str, must: str) -> list[Any]:

@@ -18,7 +18,7 @@ from kohya_bucket.buckets.bucket import Bucket
 from kohya_bucket.buckets.rule import BucketRule, check_rule
 from kohya_bucket.checks import as_flag, integer, one_of
 from kohya_bucket.datasets.agreement import Meeting, MeetingPlace, given_rank, meeting, world
-from kohya_bucket.datasets.captions import caption_of_cell
+from kohya_bucket.datasets.captions import caption_of_cell, warn_uncaptioned
 from kohya_bucket.datasets.huggingface import refuse_splits, undecoded
 from kohya_bucket.datasets.items import (
     Batch,
@@ -161,6 +161,7 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
+_NAMED = 3
 _SEED_BITS = (1 << 64) - 1
 _Sample = tuple[Any, tuple[int, int], tuple[int, int], str, str]
 
@@ -352,7 +353,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         return StreamBuffer(batch_size, self._ranks[0], buffer_size, remainder, rng)
 
     def _placed(self, counts: StreamCounts) -> Iterator[tuple[Bucket, _Sample]]:
-        comparison = self._comparison()
+        comparison, total, bare = self._comparison(), 0, list[str]()
         for number, sample in self._mine():
             where = f"sample {number}"
             cell, text, name = (None if c is None else column_of(sample, c, where) for c in self._columns)
@@ -373,9 +374,12 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
                     _log.warning("%s has no bucket and is not trained: %s", one_line(name), one_line(reason))
                 continue
             width, height = placement.resized_sizes[0].tolist()
-            caption = caption_of_cell(text, name)
+            caption, total = caption_of_cell(text, name), total + 1
+            if self._columns[1] is not None and not caption:
+                bare.append(name if len(bare) < _NAMED else "")
             yield bucket, (cell, size, (width, height), name, caption)
         comparison.meet()
+        warn_uncaptioned(bare, total)
         if counts.unplaced > 3:
             _log.warning("stream: %d images had no bucket and were not trained", counts.unplaced)
 

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 
 from kohya_bucket.buckets.rule import BucketRule, check_rule
 from kohya_bucket.checks import as_flag
-from kohya_bucket.datasets.captions import caption_of_file
+from kohya_bucket.datasets.captions import caption_of_file, warn_uncaptioned
 from kohya_bucket.datasets.images import BucketedDataset
 from kohya_bucket.datasets.items import ItemKeywords, ItemSettings
 from kohya_bucket.datasets.sources import CellSource, SourceSizes
@@ -140,6 +140,9 @@ def dataset_from_shards(
     built = TarIndex.build(names, caption=caption, image=image, before=before)
     if index is not None and (before is None or _IDENTITY(before) != _IDENTITY(built)):
         built.save(index)
+    if built.caption is not None:
+        bare = [built.name(i) for i in np.flatnonzero(built.rows["caption_length"] == 0).tolist()]
+        warn_uncaptioned(bare, len(built), f".{built.caption} member")
     return BucketedDataset.from_source(TarSource(built, obey_exif=obey_exif), rule, **settings)
 
 
@@ -171,8 +174,8 @@ def stream_from_shards(
     # webdataset takes what stands before a colon, such as a drive of Windows, for a protocol.
     names = [f"file:{name}" if ":" in name and Path(name).is_file() else name for name in names]
     return StreamingBuckets(
-        _Shards(names, plain_ending(image), plain_ending(caption)), rule, batch_size, caption_column="caption",
-        name_column="name", **options,
+        _Shards(names, plain_ending(image), plain_ending(caption)), rule, batch_size,
+        caption_column=None if plain_ending(caption) is None else "caption", name_column="name", **options,
     )  # fmt: skip
 
 
@@ -204,9 +207,8 @@ class _Shards(IterableDataset[dict[str, Any]]):
             endings = [ending for ending in sample if not ending.startswith("__")]
             ending = odd.image_of(sample["__key__"], endings)
             missing = UnreadableImageError(f"no image in this sample, only {', '.join(endings)}")
-            caption = sample.get(self._caption) if self._caption else None
-            if caption is not None:
-                caption = caption_of_file(caption, f"{name}.{self._caption}")
+            member = odd.caption_of(ending, endings)
+            caption = None if member is None else caption_of_file(sample[member], f"{name}.{member}")
             yield {"image": missing if ending is None else sample[ending], "caption": caption, "name": name}
         odd.warn(self._described())
 

@@ -258,12 +258,21 @@ class Oddities:
             odd.append(f"{key} ({', '.join(endings)})" if len(odd) < _SHOWN else "")
         return images[0] if images else None
 
+    def caption_of(self, image: str | None, endings: Collection[str]) -> str | None:
+        """The ending of the caption among the members of a sample whose image has the ending `image`; None if there is
+        none. Of `a.v2.jpg`, whose key is `a`, it is `v2.txt`."""
+        if self.caption is None or self.caption in endings:
+            return self.caption
+        beside = f"{(image or '').rpartition('.')[0]}.{self.caption}"
+        return beside if beside in endings else None
+
     def warn(self, where: str) -> None:
         """Log what was odd about the samples of `where`."""
         for what, odd in self._odd.items():
             some = ", ".join(odd[:_SHOWN]) + (" and others" if len(odd) > _SHOWN else "")
             _log.warning(f"%s: {what}", one_line(where), len(odd), one_line(some))
-        if self.caption is not None and self._endings and self.caption not in self._endings:
+        named = any(f".{ending}".endswith(f".{self.caption}") for ending in self._endings)
+        if self.caption is not None and self._endings and not named:
             others = one_line(", ".join(f".{ending}" for ending in sorted(self._endings)[:_MOST_ENDINGS]))
             _log.warning(
                 "%s: no captions: no member ends in .%s, only in %s; choose another ending with "
@@ -304,7 +313,7 @@ def scan_shard(
             except UnreadableImageError as error:
                 size = 0, 0, 1
                 reasons[len(rows)] = str(error)
-            rows.append((0, *members[ending], *size, *members.get(caption or "", (0, 0))))
+            rows.append((0, *members[ending], *size, *members.get(odd.caption_of(ending, members) or "", (0, 0))))
             keys.append(key)
     return np.array(rows, dtype=ROW), keys, reasons, odd
 

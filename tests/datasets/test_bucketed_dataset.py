@@ -103,7 +103,10 @@ def test_captions_beside_the_images(
     assert [dataset[i]["caption"] for i in range(6)] == [f"caption {i}" for i in range(6)]
     assert not caplog.messages
     BucketedDataset.from_folder(folder, FixedBuckets(SET), captions=".caption")
-    assert "6 images without a .caption file" in caplog.text
+    assert "6 of 6 images have no .caption file, so an empty one is trained" in caplog.text
+    assert len(caplog.messages) == 1
+    BucketedDataset(paths, FixedBuckets(SET), captions=["a", "", "c", " ", "e", "f"])
+    assert f"2 of 6 images have no caption, so an empty one is trained ({paths[1]}, {paths[3]})" in caplog.messages[1]
     (tmp_path / "list.txt").write_text(f"{paths[0]}\n{tmp_path / 'gone' / 'x.png'}\n", encoding="utf-8")
     listed = BucketedDataset.from_folder(tmp_path / "list.txt", FixedBuckets(SET))
     assert [index >= 0 for index in listed.bucket_indices] == [True, False]  # a folder that is gone ends nothing

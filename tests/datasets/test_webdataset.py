@@ -222,10 +222,32 @@ def test_captions_by_any_spelling_of_their_ending(shards: list[str], caplog: pyt
     for ending in (".txt", "TXT"):
         captions, streamed = both_ways(shards[0], caption=ending)
         assert captions == streamed == {key: caption for key, _, caption in found_by_webdataset(shards[:1])}
-    assert "no caption" not in caplog.text
+    bare = [key for key, _, caption in found_by_webdataset(shards[:1]) if not caption]
+    share = f"{len(bare)} of 5 images have no"
+    assert len(bare) > 1
+    assert "no captions:" not in caplog.text
+    assert caplog.text.count(f"{share} .txt member, so an empty one is trained") == 2
+    assert caplog.text.count(f"{share} caption, so an empty one is trained") == 2
     for captions in both_ways(shards[0], caption="text"):
         assert set(captions.values()) == {""}
     assert caplog.text.count("no captions: no member ends in .text, only in .jpg, .json, .md") == 2
+
+
+def test_keys_end_at_the_first_dot_and_captions_follow_their_images(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    members = [("a.png", encoded(1, "PNG")), ("a.txt", b"a cat"), ("b.v2.png", encoded(2, "PNG")), ("b.v2.txt", b"dog")]
+    shard = tar_of(tmp_path / "a.tar", *members)
+    assert both_ways(shard) == [{"a": "a cat", "b": "dog"}] * 2
+    assert not caplog.messages
+    other = tar_of(tmp_path / "b.tar", *members[:3], ("b.v3.txt", b"dog"))
+    assert both_ways(other) == [{"a": "a cat", "b": ""}] * 2
+    said = [message for message in caplog.messages if "1 of 2 images has no" in message]
+    assert len(said) == 2
+    assert all("b.tar#b)" in message for message in said)
+    caplog.clear()
+    assert both_ways(other, caption=None) == [{"a": "", "b": ""}] * 2
+    assert not caplog.messages
 
 
 def test_captions_in_json_members(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def test_one_cache_folder_written_in_two_ways(command_line: Command) -> None:  #
 def test_captions_that_are_missing(command_line: Command) -> None:  # noqa: F811
     Path("img/b.txt").unlink()
     (one,) = found(command_line, of_folder(), "qi")
-    assert (one["code"], one["names"]) == ("no-caption", [str(Path("img/b.png"))])
+    assert (one["code"], one["names"]) == ("missing-captions", [str(Path("img/b.png"))])
     Path("img/a.txt").unlink()
     assert found(command_line, of_folder(), "qi")[0]["names"] == [str(Path(f"img/{name}.png")) for name in "ab"]
 

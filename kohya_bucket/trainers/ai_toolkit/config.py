@@ -38,12 +38,12 @@ alpha_mask audio_normalize audio_preserve_pitch augmentations augments bucket_to
 cache_clip_vision_to_disk cache_latents_num_workers cache_tensors_to_disk cache_text_embeddings
 caption_dropout_rate caption_type clip_image_augmentations clip_image_from_same_folder clip_image_path
 clip_image_shuffle_augmentations control_from_same_folder control_path control_path_1 control_path_2
-control_path_3 control_transparent_color controls debug default_caption diff_output_preservation
+control_path_3 control_transparent_color controls debug diff_output_preservation
 diff_output_preservation_class do_audio do_i2v extra_values fps guidance_type
 inpaint_path invert_mask keep_tokens load_image_when_caching_latents loss_multiplier mask_min_value mask_path
 network_weight num_controls_from_same_folder num_workers poi prefetch_factor prior_reg random_scale
 random_triggers random_triggers_max replacements replay_transforms shrink_video_to_frames shuffle_augmentations
-shuffle_tokens standardize_images token_dropout_rate trigger_word trim_auto_frame_count_tail type
+shuffle_tokens standardize_images token_dropout_rate trim_auto_frame_count_tail type
 unconditional_path use_short_captions
 """
 OTHER_KEYS = frozenset(_OTHER.split())
@@ -68,6 +68,8 @@ class JobKeys:
     scale: float = 1.0
     num_frames: int = 1
     caption_ext: str = ".txt"
+    default_caption: str = ""
+    trigger_word: str = ""
     buckets: bool = True
     square_crop: bool = False
     flip_x: bool = False
@@ -180,8 +182,9 @@ def read_job(path: str | os.PathLike[str]) -> JobConfig:
     numbers = _numbers(train, source, findings)
     tables = [holder[TABLE] for holder in (data, data["config"]) if TABLE in holder]
     options = AdapterOptions.of_config(ConfigSource(file, {TABLE: tables[0]} if tables else {}), findings)
+    common = {"batch_size": numbers.get("batch_size", 1), "trigger_word": str(process.get("trigger_word") or "")}
     datasets = [keys for i, one in enumerate(_list(process["datasets"]))
-                for keys in _datasets(one, i + 1, numbers.get("batch_size", 1), arch, source, findings)]  # fmt: skip
+                for keys in _datasets(one, i + 1, common, arch, source, findings)]  # fmt: skip
     return JobConfig(
         file, tuple(datasets), arch, _raw_controls(arch, model), step, max(1, numbers.get("gradient_accumulation", 1)),
         JobLength(numbers["steps"]) if "steps" in numbers else None, options, findings,
@@ -235,7 +238,7 @@ def _raw_controls(arch: str, model: Mapping[str, Any]) -> bool:
 
 
 def _datasets(
-    table: Any, number: int, batch_size: int, arch: str, source: ConfigSource, findings: Findings
+    table: Any, number: int, common: Mapping[str, Any], arch: str, source: ConfigSource, findings: Findings
 ) -> Iterator[JobKeys]:
     name = f"dataset {number}"
     if not isinstance(table, Mapping):
@@ -253,7 +256,7 @@ def _datasets(
     if path is None:
         findings.error("no-source", name, "it names no images", "set folder_path")
         return
-    values.setdefault("batch_size", batch_size)
+    values = {**common, **values}
     values["caption_ext"] = caption_ending(values.get("caption_ext"), table.get("caption_type"))
     companions = companions_in(table, name, findings)
     if not values.get("is_reg"):

@@ -29,9 +29,17 @@ from kohya_bucket.texts import counted, parse_json, read_text, some
 from kohya_bucket.trainers.ai_toolkit.companions import IMAGES, check_companions
 from kohya_bucket.trainers.ai_toolkit.config import CACHED, JobConfig, JobKeys
 from kohya_bucket.trainers.ai_toolkit.controls import Layout, control_layouts, controls_beside
-from kohya_bucket.trainers.door.captions import check_broken, check_marks, read_captions, without_other_forms
+from kohya_bucket.trainers.door.captions import check_blank, check_broken, check_marks, check_missing, read_captions
 from kohya_bucket.trainers.door.face import OneItem, Way
-from kohya_bucket.trainers.door.findings import Finding, Findings, Section, ShowProgress, check_ignored, repaired
+from kohya_bucket.trainers.door.findings import (
+    Finding,
+    Findings,
+    Section,
+    Severity,
+    ShowProgress,
+    check_ignored,
+    repaired,
+)
 from kohya_bucket.trainers.door.options import AdapterOptions, placed_by_trainer, required
 from kohya_bucket.trainers.door.overview import Overview, PlannedDataset, add_overview
 from kohya_bucket.trainers.door.placed import InBuckets, PlacedItems
@@ -145,7 +153,7 @@ def _kept_sizes(keys: JobKeys, paths: Sequence[str]) -> dict[int, tuple[int, int
 def files_of(keys: JobKeys, findings: Findings) -> list[str]:
     """The images, and where clips are trained the clips, of a dataset, in an order that no file system decides."""
     try:
-        files, captions = listed(keys)
+        files, beside, stated = listed(keys)
     except (OSError, ValueError, TypeError) as error:
         message = f"{keys.source} is neither a folder nor a JSON file whose keys are paths ({error})"
         findings.error("missing-folder", keys.place, message, path_meant(keys.source))
@@ -155,7 +163,7 @@ def files_of(keys: JobKeys, findings: Findings) -> list[str]:
         check_ignored(sorted(_files_below(keys.source, others)), "ai-toolkit", keys.place, findings)
     else:
         _check_code_page(keys, findings)
-    _check_captions(captions, keys, findings)
+    _check_captions(beside, stated, keys, findings)
     if not files:
         kinds = "images or clips" if keys.of_clips else "images"
         message = f"{keys.source} holds no {kinds} that ai-toolkit reads ({', '.join(IMAGES)})"
@@ -163,8 +171,8 @@ def files_of(keys: JobKeys, findings: Findings) -> list[str]:
     return files
 
 
-def listed(keys: JobKeys) -> tuple[list[str], dict[str, str]]:
-    """What `files_of` gives, and {image: its caption file} of those whose caption is not in the JSON file.
+def listed(keys: JobKeys) -> tuple[list[str], dict[str, str], dict[str, Any]]:
+    """What `files_of` gives, {image: its caption file}, and {image: caption} of those with one in the JSON file.
 
     Raises:
         OSError, ValueError, TypeError: the source is neither a folder nor a JSON file whose keys are paths.
@@ -176,8 +184,9 @@ def listed(keys: JobKeys) -> tuple[list[str], dict[str, str]]:
         entries = parse_json(read_text(Path(keys.source)))
         files = list(entries)
     files = [path for path in files if os.path.basename(os.path.dirname(path)) != "_controls"]
-    beside = [path for path in files if path not in entries or "caption" not in entries[path]]
-    return files, {path: os.path.splitext(path)[0] + keys.caption_ext for path in beside}
+    stated = {path: entries[path]["caption"] for path in files if path in entries and "caption" in entries[path]}
+    beside = {path: os.path.splitext(path)[0] + keys.caption_ext for path in files if path not in stated}
+    return files, beside, stated
 
 
 def _check_code_page(keys: JobKeys, findings: Findings) -> None:
@@ -188,19 +197,27 @@ def _check_code_page(keys: JobKeys, findings: Findings) -> None:
         findings.warning("code-page", f"dataset {keys.number}", message, remedy, (keys.source,))
 
 
-def _check_captions(captions: Mapping[str, str], keys: JobKeys, findings: Findings) -> None:
-    """Name caption files at which ai-toolkit stops, that it does not find, and marks that it trains."""
-    place, files = f"dataset {keys.number}", list(captions.values())
+def _check_captions(beside: Mapping[str, str], stated: Mapping[str, Any], keys: JobKeys, findings: Findings) -> None:
+    """Name images without a caption, caption files at which ai-toolkit stops, and marks that it trains."""
+    place, files, total = f"dataset {keys.number}", list(beside.values()), len(beside) + len(stated)
     texts, broken = read_captions(files)
     check_broken(broken, "ai-toolkit", place, findings)
     check_marks(zip(files, texts, strict=True), place, findings)
-    bare: dict[str, list[str]] = {}
-    for (image, file), text in zip(captions.items(), texts, strict=True):
-        if text is None and file not in broken:
-            bare.setdefault(os.path.dirname(image), []).append(image)
-    for folder, images in bare.items():
-        with suppress(OSError):  # an image in a JSON file may be nowhere
-            without_other_forms(images, os.listdir(folder or "."), keys.caption_ext, place, findings)
+    found = list(zip(beside.items(), texts, strict=True))
+    then, severity, what = "an empty caption is trained", None, "file" if keys.of_clips else "image"
+    if keys.is_reg or keys.default_caption or keys.trigger_word:
+        severity = Severity.NOTE
+        then = f"the default_caption {keys.default_caption!r} is trained" if keys.default_caption else then
+        if keys.trigger_word and not (keys.is_reg or keys.default_caption):
+            then = f"the trigger word {keys.trigger_word!r} alone is trained"
+    else:
+        said = {path: text or "" for path, text in stated.items() if text is None or isinstance(text, str)}
+        check_blank([*said.items(), *((image, text) for (image, _), text in found)], total, place, findings)
+    bare = [image for (image, file), text in found if text is None and file not in broken]
+    ending, key = keys.caption_ext, "caption_ext"
+    check_missing(
+        bare, total, ending, then, place, findings, key=key, default=".txt", severity=severity, what=what
+    )  # fmt: skip
 
 
 def listed_as(keys: JobKeys, image: Path) -> list[str]:

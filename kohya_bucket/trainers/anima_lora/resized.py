@@ -11,8 +11,10 @@ from typing import Any
 
 from kohya_bucket.images.listing import list_images
 from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.door.findings import Section
+from kohya_bucket.trainers.door.captions import check_missing
+from kohya_bucket.trainers.door.findings import Findings, Section
 
+_CAPTION = ".txt"
 SOURCE, RESIZED = "source_image_dir", "resized_image_dir"
 """Keys of its configs, which lora-scripts-next writes into one file; folders count from where the training starts."""
 
@@ -41,7 +43,21 @@ def resized_section(config: Path, keys: Mapping[str, Any]) -> Section:
         if paths:
             message = f"{counted(len(paths), 'image')} {what} ({some(sorted(paths))})"
             section.findings.warning(code, "", message, remedy, paths)
+    _check_captions(of_source, of_resized, section.findings)
     return section
+
+
+def _check_captions(of_source: Mapping[str, str], of_resized: Mapping[str, str], findings: Findings) -> None:
+    """Name the resized images that have a caption beside neither themselves nor their source, of which both are read.
+
+    Source: `cache_text_embeddings` in anima_lora's `library/preprocess/text.py`.
+    """
+    bare = [
+        of_source.get(stem, path)
+        for stem, path in of_resized.items()
+        if not any(Path(one).with_suffix(_CAPTION).exists() for one in (path, of_source.get(stem, path)))
+    ]
+    check_missing(bare, len(of_resized), _CAPTION, "an empty caption is trained", "", findings, key="")
 
 
 def _by_stem(folder: str) -> dict[str, str]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import unicodedata
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from kohya_bucket.errors import ConfigError, TooLongError
+from kohya_bucket.images.formats import format_of_extension
 from kohya_bucket.images.scan import Job, ScanTask
 from kohya_bucket.inputs import MAX_CAPTION_BYTES, read_small
-from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.door.findings import Findings, fix_command
+from kohya_bucket.texts import counted, some, uncaptioned
+from kohya_bucket.trainers.door.findings import Finding, Findings, Severity, fix_command
 
 
 def read_captions(files: Sequence[str], *, folders_stop: bool = True) -> tuple[list[str | None], dict[str, str]]:
@@ -81,26 +84,88 @@ def check_marks(
         findings.warning("caption-mark", place, message, remedy, marked)
 
 
-def without_other_forms(
-    bare: Sequence[str], names: Iterable[str], ending: str, place: str, findings: Findings
-) -> list[str]:
-    """Name the images whose caption file is there under the same name in another Unicode form; returns the others.
+def check_blank(
+    captions: Iterable[tuple[str, str | None]], total: int, place: str, findings: Findings, then: str = ""
+) -> None:
+    """Name those of `total` images, or their caption files, whose caption is there and says nothing.
 
     Args:
-        bare: paths of images without a caption file, all of one folder.
-        names: of the files in the folder.
-        ending: of caption files.
+        captions: (name, text), None where there is no caption.
+        then: what is trained; by default an empty caption.
     """
-    captions = {unicodedata.normalize("NFC", name): name for name in names if name.endswith(ending)}
-    beside = {}
+    if blank := [name for name, text in captions if text is not None and not text.strip()]:
+        message = uncaptioned(blank, total, then or "an empty one is trained")
+        findings.of_share("missing-captions", place, message, "write them", blank, total)
+
+
+def check_missing(
+    bare: Sequence[str], total: int, ending: str, then: str, place: str, findings: Findings, *,
+    key: str = "caption_extension", default: str = "", severity: Severity | None = None, what: str = "image",
+) -> None:  # fmt: skip
+    """Name those of `total` images that have no caption file, and the files beside them that are meant to be theirs.
+
+    Args:
+        bare: paths of these images, or clips.
+        ending: of caption files, as `key` of the config says, or its `default`; no key: there is no other.
+        then: what becomes of an image without one.
+        severity: how bad it is that there is none; None: by the share. A note is of what is so on purpose, and left
+            out where no image has one.
+    """
+    near = _near_captions(bare, ending)
+    beside: dict[str, list[str]] = defaultdict(list)
+    for path, file in near.items():
+        stem = Path(path).stem
+        looks_alike = unicodedata.normalize("NFC", file) == unicodedata.normalize("NFC", stem + ending)
+        beside[ending if looks_alike else file.removeprefix(stem) if file.startswith(stem) else ""].append(path)
+    for other, paths in beside.items():
+        both = some([f"{Path(path).name!a} beside {near[path]!a}" for path in paths], 2)
+        share = f"{len(paths):,} of {counted(total, what)} {'has' if len(paths) == 1 else 'have'}"
+        if other == ending:
+            message = f"{counted(len(paths), what, 'has', 'have')} a caption file whose name looks the same and is "
+            message += f"written in another Unicode form (NFC or NFD), so that no trainer finds it ({both})"
+            findings.warning("unicode-form", place, message, "rename the captions to the images' very names", paths)
+            continue
+        # What most images have is kept.
+        change = f"set {key} = {other!r}" if key and len(paths) > total - len(bare) else f"rename them to {ending!r}"
+        where = f"their caption in {other!r} files" if other else "a caption file whose name is written otherwise"
+        said = f"{key or 'the ending'} is {ending!r}{' (the default)' if ending == default else ''}"
+        message = f"{said}, but {share} {where} ({both}); {then}"
+        findings.warning("caption-extension", place, message, change if other else "rename them alike", paths)
+    missing = [path for path in bare if path not in near]
+    if missing and not (severity is Severity.NOTE and len(missing) == total):
+        message, remedy = uncaptioned(missing, total, then, f"{ending!r} file", what), "write them"
+        if severity is None:
+            findings.of_share("missing-captions", place, message, remedy, missing, total)
+        else:
+            findings.add([Finding(severity, "missing-captions", place, message, remedy, tuple(missing), len(missing))])
+
+
+_TEXTS = frozenset((".txt", ".caption", ".tags", ".text", ".cap", ".prompt"))
+
+
+def _near_captions(bare: Sequence[str], ending: str) -> dict[str, str]:
+    """{image: name of a text} where one lies beside it that begins with the image's name, in any case or Unicode form,
+    and is no other image's: `a.caption`, `a.txt.txt`, `a.png.txt`, `A.TXT`."""
+    folders: dict[Path, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for path in bare:
-        caption = Path(path).stem + ending
-        other = captions.get(unicodedata.normalize("NFC", caption), caption)
-        if other != caption:  # what has the very name is a folder, a pipe or a device
-            beside[path] = other
-    if beside:
-        both = [f"{Path(path).name!a} beside {caption!a}" for path, caption in beside.items()]
-        message = f"{counted(len(beside), 'image', 'has', 'have')} a caption file whose name looks the same and is "
-        message += f"written in another Unicode form (NFC or NFD), so that no trainer finds it ({some(both, 2)})"
-        findings.warning("unicode-form", place, message, "rename the captions to the images' very names", list(beside))
-    return [path for path in bare if path not in beside]
+        folders[Path(path).parent][_plain(Path(path).stem)].append(path)
+    near: dict[str, str] = {}
+    for folder, meant in folders.items():
+        names = list[str]()
+        with suppress(OSError, ValueError):  # an image in a list may be nowhere
+            names = sorted(path.name for path in folder.iterdir())
+        stems = [name.rpartition(".")[0] for name in names if format_of_extension(Path(name).suffix)]
+        own, known = {os.path.normcase(stem + ending) for stem in stems}, {*map(_plain, stems), *meant}
+        for name in names:
+            stem, dot, last = name.rpartition(".")
+            if os.path.normcase(name) in own or (dot + last).lower() not in _TEXTS | {ending.lower()}:
+                continue
+            while _plain(stem) not in known and "." in stem:
+                stem = stem.rpartition(".")[0]
+            for path in meant.get(_plain(stem), ()):
+                near.setdefault(path, name)
+    return near
+
+
+def _plain(stem: str) -> str:
+    return unicodedata.normalize("NFC", stem).casefold().strip()

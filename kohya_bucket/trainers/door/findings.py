@@ -120,6 +120,12 @@ class Findings:
         """Add something that is good to know."""
         self._add(Severity.NOTE, code, where, message, remedy, names)
 
+    def of_share(self, code: str, where: str, message: str, remedy: str, names: Iterable[str], total: int) -> None:
+        """Add what spoils the training of these of `total`: below one in a hundred it is a note."""
+        named = tuple(names)
+        severity = Severity.NOTE if 100 * len(named) < total else Severity.WARNING
+        self._add(severity, code, where, message, remedy, named)
+
     def _add(self, severity: Severity, code: str, where: str, message: str, remedy: str, names: Iterable[str]) -> None:
         named = tuple(names)
         self._items.append(Finding(severity, code, where, message, remedy, named, max(len(named), 1)))

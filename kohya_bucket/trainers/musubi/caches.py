@@ -18,6 +18,7 @@ from kohya_bucket.buckets.focus import focus_crops, focus_pixels
 from kohya_bucket.errors import ConfigError, reading
 from kohya_bucket.files import final_name, remove_leftovers
 from kohya_bucket.images.clips import read_clips
+from kohya_bucket.images.listing import from_here
 from kohya_bucket.inputs import open_input
 from kohya_bucket.latents.fingerprint import (
     UNKNOWN_VAE,
@@ -30,6 +31,7 @@ from kohya_bucket.latents.fingerprint import (
     why_other_source,
     why_stale,
 )
+from kohya_bucket.texts import uncaptioned
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placing import focus_of
 from kohya_bucket.trainers.musubi.architectures import ANY, Family
@@ -48,7 +50,7 @@ from kohya_bucket.trainers.musubi.checkout import repaired_encoder
 from kohya_bucket.trainers.musubi.families import family_of
 from kohya_bucket.trainers.musubi.items import CacheName, Source, clip_of_text, identity, table_of
 from kohya_bucket.trainers.musubi.keys import CLIPS, DEPRECATED, IMAGES, OWN_SIZES, SOURCES, CommonKeys
-from kohya_bucket.trainers.musubi.listing import images_of, why_bare
+from kohya_bucket.trainers.musubi.listing import LEFT_OUT, images_of
 from kohya_bucket.trainers.musubi.objects import CachedDataset, Selector
 
 Focus = tuple[float, ...]
@@ -167,8 +169,10 @@ class Caches:
         if not folder or not os.path.isdir(folder):
             return ""
         of_others = bool(getattr(self.dataset, "multiple_target", False))
-        bare = images_of(folder, self.dataset.caption_extension, of_others=of_others)[1]
-        return why_bare(bare, self.dataset.caption_extension) if bare else ""
+        ending = self.dataset.caption_extension
+        kept, bare = images_of(folder, ending, of_others=of_others)
+        names = list(map(from_here, bare))
+        return uncaptioned(names, len(kept) + len(bare), LEFT_OUT, f"{ending!r} file") if bare else ""
 
     @property
     def focus_of_controls(self) -> bool:

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 from kohya_bucket.checks import path_meant, quoted
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.formats import VIDEO_EXTENSIONS, format_of_extension, frame_endings, is_listed
-from kohya_bucket.images.listing import from_here
 from kohya_bucket.inputs import MAX_TABLE_BYTES, open_input
 from kohya_bucket.texts import counted, is_whole, parse_json, read_text, some
-from kohya_bucket.trainers.door.captions import check_broken, check_marks, read_captions, without_other_forms
-from kohya_bucket.trainers.door.findings import Findings, check_ignored, note_subfolders
+from kohya_bucket.trainers.door.captions import check_blank, check_broken, check_marks, check_missing, read_captions
+from kohya_bucket.trainers.door.findings import Findings, Severity, check_ignored, note_subfolders
 from kohya_bucket.trainers.musubi.architectures import ANY, Family
 from kohya_bucket.trainers.musubi.checkout import known_checkout, lists_are_searched_beside_them
 from kohya_bucket.trainers.musubi.controls import controls_in_folder, controls_in_rows, paths_in
@@ -58,7 +57,9 @@ def list_items(
         rows = _once(_in_list(keys.jsonl_file, place, keys.what, findings, beside), keys, model, place, findings)
         paths = [path for path, _ in rows]
         controls = controls_in_rows(keys, rows, place, findings, model)
-        check_marks(((path, row["caption"]) for path, row in rows), place, findings, keys.jsonl_file)
+        captions = [(path, row["caption"]) for path, row in rows]
+        check_marks(captions, place, findings, keys.jsonl_file)
+        check_blank(captions, len(rows), place, findings)
     else:
         return Listed([], [])
     if not paths:
@@ -88,16 +89,22 @@ def _in_folder(keys: CommonKeys, folder: str, place: str, findings: Findings) ->
         check_ignored([path for path in images if path not in listed], "musubi-tuner", place, findings)
         of_others = isinstance(keys, ImageKeys) and keys.multiple_target
         kept, bare = images_of(folder, keys.caption_extension, of_others=of_others)
-        if bare and (bare := without_other_forms(bare, names, keys.caption_extension or "", place, findings)):
-            report = findings.warning if kept else findings.error
-            report("no-caption", place, why_bare(bare, keys.caption_extension), "write them", bare)
+        if bare:
+            severity = Severity.WARNING if kept else Severity.ERROR
+            _check_missing(keys, bare, len(kept) + len(bare), LEFT_OUT, place, findings, severity)
         return kept
     paths, ending = _ending_in(names, folder, _VIDEO_ENDINGS), keys.caption_extension
     bare = [path for path in paths if ending and not os.path.exists(os.path.splitext(path)[0] + ending)]
     if bare:
-        message = f"{counted(len(bare), 'clip')} without a caption, at which musubi-tuner stops: {some(bare)}"
-        findings.error("no-caption", place, message, f"write one to the same name with {ending}", bare)
+        _check_missing(keys, bare, len(paths), "musubi-tuner stops", place, findings, Severity.ERROR)
     return paths
+
+
+def _check_missing(
+    keys: CommonKeys, bare: Sequence[str], total: int, then: str, place: str, findings: Findings, severity: Severity
+) -> None:
+    ending = keys.caption_extension or ""
+    check_missing(bare, total, ending, then, place, findings, severity=severity, what=keys.what)
 
 
 def _in_subfolders(folder: str, endings: Collection[str], but: Collection[str]) -> list[str]:
@@ -123,7 +130,8 @@ def images_of(folder: str, ending: str | None, *, of_others: bool = False) -> tu
     paths = _ending_in(names, folder, frame_endings())
     if not ending:
         return paths, []
-    captioned = {os.path.splitext(name)[0] for name in names if name.endswith(ending)}
+    ending = os.path.normcase(ending)
+    captioned = {os.path.splitext(name)[0] for name in names if os.path.normcase(name).endswith(ending)}
     kept, bare = list[str](), list[str]()
     for path in paths:
         stem = os.path.splitext(os.path.basename(path))[0]
@@ -134,10 +142,8 @@ def images_of(folder: str, ending: str | None, *, of_others: bool = False) -> tu
     return kept, bare
 
 
-def why_bare(bare: Sequence[str], ending: str | None) -> str:
-    """What becomes of images without a caption."""
-    what = f"{counted(len(bare), 'image')} without a caption file of the same name that ends in {ending!r}, which "
-    return f"{what}musubi-tuner leaves out (before 0.3.0 it stops there): {some(list(map(from_here, bare)))}"
+LEFT_OUT = "musubi-tuner leaves out what has none (before 0.3.0 it stops there)"
+"""What becomes of images without a caption."""
 
 
 def _names_in(folder: str) -> list[str]:
@@ -240,7 +246,9 @@ def _check_captions(keys: CommonKeys, paths: Sequence[str], place: str, findings
     files = [os.path.splitext(path)[0] + keys.caption_extension for path in paths]
     texts, broken = read_captions(files)
     check_broken(broken, "musubi-tuner", place, findings)
-    check_marks(zip(files, texts, strict=True), place, findings)
+    captions = list(zip(files, texts, strict=True))
+    check_marks(captions, place, findings)
+    check_blank(captions, len(paths), place, findings)
 
 
 def _of_line(entry: Any, key: str) -> str:

@@ -190,8 +190,8 @@ def test_images_without_a_caption_are_left_out_and_named(tmp_path):
     paths = list_items(config.datasets[0], "dataset 1", config.findings).paths
     assert [Path(path).name for path in paths] == ["0.png", "2.png"]
     assert (
-        "1 image without a caption file of the same name that ends in '.txt', which musubi-tuner leaves out (before "
-        in said(config)["no-caption"]
+        "1 of 3 images has no '.txt' file, so musubi-tuner leaves out what has none (before 0.3.0 it stops there)"
+        in said(config)["missing-captions"]
     )
     (tmp_path / "i").rename(tmp_path / "j")
     list_items(config.datasets[0], "dataset 1", config.findings)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.door.captions import check_marks
+from kohya_bucket.trainers.door.captions import check_blank, check_marks
 from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.door.programs import Programs
 from kohya_bucket.trainers.sdscripts.config.keys import DatasetConfig, SubsetConfig
@@ -127,6 +127,9 @@ def check_captions(
     """
     texts = [(name, text) for name, text in captions if text]
     check_marks(texts, subset.place, findings, subset.metadata_file)
+    lines_named, on_purpose = set(cut), subset.class_tokens
+    said = [(name, text) for name, text in captions if name not in lines_named and text != on_purpose]
+    check_blank(said, len(captions), subset.place, findings)
     if not subset.enable_wildcard:
         cut = [*cut, *(name for name, text in texts if "\n" in text)]
         trained = {name: text.partition("\n")[0].strip() for name, text in texts}

@@ -110,7 +110,7 @@ def _images_of(
         if reading.captions:
             check_captions(dataset, subset, [(image.path, image.caption) for image in images], (), findings)
     elif reading.captions:
-        for image, caption in zip(images, read_captions(dataset, subset, folder, paths, findings), strict=True):
+        for image, caption in zip(images, read_captions(dataset, subset, paths, findings), strict=True):
             image.caption = caption
     check_stems(paths, where, findings)
     # Which of them are trained and which are held back. A share above 1 trains nothing, as in sd-scripts; one at which

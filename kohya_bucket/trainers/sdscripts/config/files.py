@@ -24,8 +24,8 @@ from kohya_bucket.images.formats import is_listed
 from kohya_bucket.images.scan import STAT, Job
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door import captions as caption_files
-from kohya_bucket.trainers.door.captions import check_broken, without_other_forms
-from kohya_bucket.trainers.door.findings import Findings, check_ignored
+from kohya_bucket.trainers.door.captions import check_broken, check_missing
+from kohya_bucket.trainers.door.findings import Findings, Severity, check_ignored
 from kohya_bucket.trainers.door.sizes import scan_sizes
 from kohya_bucket.trainers.sdscripts.config.caches import check_captions
 from kohya_bucket.trainers.sdscripts.config.keys import DEFAULTS, DatasetConfig, SubsetConfig
@@ -146,11 +146,8 @@ def remedy_for_missing(path: str, base: Path | None) -> str:
 # same without the last four `_` parts of the path (face positions); the first line counts.
 
 
-_USUAL = (".txt", ".caption", ".tags", ".text")
-
-
 def read_captions(
-    dataset: DatasetConfig, subset: SubsetConfig, folder: Folder, images: Sequence[str], findings: Findings
+    dataset: DatasetConfig, subset: SubsetConfig, images: Sequence[str], findings: Findings
 ) -> list[str | None]:
     """The captions that sd-scripts trains of images of a folder; None where there is none.
 
@@ -160,8 +157,13 @@ def read_captions(
     """
     texts, broken, missing = _texts_beside(images, subset.caption_extension)
     check_broken(broken, "sd-scripts", subset.place, findings)
+    deliberate = subset.class_tokens is not None or subset.is_reg
     if missing:
-        _report_missing(missing, folder.names, len(images), subset, findings)
+        instead = "an empty caption" if subset.class_tokens is None else f"the class tokens {subset.class_tokens!r}"
+        check_missing(
+            missing, len(images), subset.caption_extension, f"{instead} would be trained", subset.place, findings,
+            default=DEFAULTS["caption_extension"], severity=Severity.NOTE if deliberate else None,
+        )  # fmt: skip
     captions, cut = list[str | None](), list[str]()
     for image, text in zip(images, texts, strict=True):
         caption = subset.class_tokens
@@ -198,33 +200,6 @@ def refuse_broken_captions(folders: Iterable[tuple[str, str]]) -> None:
         check_broken(_texts_beside(images, ending)[1], "sd-scripts", "", findings)
     if len(findings):
         raise ConfigError("; ".join(finding.text for finding in findings))
-
-
-def _report_missing(
-    missing: Sequence[str], names: frozenset[str], total: int, subset: SubsetConfig, findings: Findings
-) -> None:
-    extension = subset.caption_extension
-    missing = without_other_forms(missing, names, extension, subset.place, findings)
-    instead = f"the class tokens {subset.class_tokens!r}" if subset.class_tokens is not None else "an empty caption"
-
-    def with_caption_in(ending: str) -> list[str]:
-        return [path for path in missing if os.path.splitext(os.path.basename(path))[0] + ending in names]
-
-    other = max((ending for ending in _USUAL if ending != extension), key=lambda ending: len(with_caption_in(ending)))
-    if elsewhere := with_caption_in(other):
-        default = " (the default)" if extension == DEFAULTS["caption_extension"] else ""
-        message = f"caption_extension is {extension!r}{default}, but {len(elsewhere)} of {total} images have their "
-        message += f"caption in {other!r} files; {instead} would be trained"
-        # What most images have is kept.
-        has_more = len(elsewhere) > total - len(missing)
-        remedy = f"set caption_extension = {other!r}" if has_more else f"rename them to {extension!r}"
-        findings.warning("caption-extension", subset.place, message, remedy, elsewhere)
-        missing = sorted({*missing} - {*elsewhere})
-    message = f"{len(missing)} of {total} images have no {extension!r} file, so {instead} would be trained"
-    if 0 < len(missing) < total:
-        findings.note("missing-captions", subset.place, f"{message} ({some(missing)})", names=missing)
-    elif missing and subset.class_tokens is None and not subset.is_reg:
-        findings.warning("missing-captions", subset.place, message, "add captions or class_tokens", missing)
 
 
 def check_stems(images: Sequence[str], place: str, findings: Findings) -> None:

@@ -316,9 +316,13 @@ def test_empty_foreign_and_missing_captions() -> None:
     Path("images/b.txt").unlink()
     config = read(GOOD)
     assert config.datasets[0].images.captions == ("first", None)
+    assert found(config, "missing-captions").severity is Severity.WARNING
+    assert "1 of 2 images has no '.txt' file, so an empty caption would be" in found(config, "missing-captions").message
+    config = read(GOOD + "class_tokens = 'cat'\n")
     assert found(config, "missing-captions").severity is Severity.NOTE
     Path("images/a.txt").unlink()
     assert found(read(GOOD), "missing-captions").severity is Severity.WARNING
+    assert not len(read(GOOD + "class_tokens = 'cat'\n").findings)
     assert not len(read(GOOD.replace("'.txt'", "'.txt'\nenable_wildcard = true"), check_captions=False).findings)
 
 

@@ -41,9 +41,12 @@ HEAD = (
 )
 
 
+STATED = [("a", [100, 50]), ("b", [128, 64])]
+
+
 def test_sizes_that_metadata_states_wrongly() -> None:
     Path("meta.json").write_text(
-        json.dumps({"a.png": {"image_size": [100, 50]}, "b.png": {"image_size": [128, 64]}}), encoding="utf-8"
+        json.dumps({f"{name}.png": {"image_size": size, "caption": "x"} for name, size in STATED}), encoding="utf-8"
     )
     (finding,) = checked(HEAD + "metadata_file = 'meta.json'\n")
     assert (finding.code, finding.names) == ("stated-size", ("b.png",))
@@ -52,7 +55,7 @@ def test_sizes_that_metadata_states_wrongly() -> None:
 
 def test_unreadable_files_behind_stated_sizes() -> None:
     Path("set/b.png").write_bytes(b"")
-    Path("meta.json").write_text(json.dumps({"b.png": {"image_size": [64, 64]}}), encoding="utf-8")
+    Path("meta.json").write_text(json.dumps({"b.png": {"image_size": [64, 64], "caption": "x"}}), encoding="utf-8")
     (finding,) = checked(HEAD + "metadata_file = 'meta.json'\n")
     assert (finding.code, finding.severity) == ("unreadable-image", Severity.ERROR)
 
