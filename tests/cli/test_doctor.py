@@ -33,11 +33,11 @@ def folder(tmp_path, monkeypatch):
     return images
 
 
-def write(folder, subset="", rest=""):
+def write(folder, subset="", rest="", batch_size=2):
     file = folder.parent / "dataset.toml"
     file.write_text(
-        f"{rest}\n[[datasets]]\nresolution = 256\nbatch_size = 2\nenable_bucket = true\nmin_bucket_reso = 128\n"
-        f"[[datasets.subsets]]\nimage_dir = '{folder}'\ncaption_extension = '.txt'\n{subset}\n",
+        f"{rest}\n[[datasets]]\nresolution = 256\nbatch_size = {batch_size}\nenable_bucket = true\n"
+        f"min_bucket_reso = 128\n[[datasets.subsets]]\nimage_dir = '{folder}'\ncaption_extension = '.txt'\n{subset}\n",
         encoding="utf-8",
     )
     return file
@@ -61,9 +61,9 @@ def everything_in(folder):
 
 
 def test_a_healthy_data_set(folder):
-    found, facts = findings(write(folder))
+    found, facts = findings(write(folder, batch_size=1))
     assert found == {}
-    assert facts["config"]["dataset 1"] == "7 images in 5 buckets, 6 batches an epoch"
+    assert facts["config"]["dataset 1"] == "7 images in 5 buckets, 7 batches an epoch"
     assert facts["config"]["decoded"] == "7 images, 0 of them cannot be decoded"
     assert f"numpy {np.__version__}" in facts["this"]["packages"]
     assert "nothing found that would stop the training or harm it" in run(folder.parent / "dataset.toml").output
@@ -91,7 +91,7 @@ def test_pixels_that_are_cut_off_are_found_by_decoding(folder):
     (name,) = found["undecodable"]["names"]
     assert name.startswith(f"{cut}: cannot be read as an image (")
     assert "truncated" in name
-    assert findings(write(folder), "--quick")[0] == {}
+    assert findings(write(folder, batch_size=1), "--quick")[0] == {}
 
 
 def test_an_image_that_only_another_dataset_leaves_out_is_decoded(folder):
@@ -107,10 +107,10 @@ def test_an_image_that_only_another_dataset_leaves_out_is_decoded(folder):
 
 
 def test_small_images_are_counted_and_not_complained_of(folder):
-    config = write(folder, rest="[general]\nskip_image_resolution = 200")
+    config = write(folder, rest="[general]\nskip_image_resolution = 200", batch_size=1)
     found, facts = findings(config)
     assert found == {}
-    text = "5 images in 3 buckets, 4 batches an epoch, 2 left out by skip_image_resolution"
+    text = "5 images in 3 buckets, 5 batches an epoch, 2 left out by skip_image_resolution"
     assert facts["config"]["dataset 1"] == text
     assert facts["config"]["decoded"].startswith("5 images")
     (folder / "0.png").write_bytes(b"")
@@ -193,7 +193,7 @@ def test_caches_that_are_there_and_those_that_are_not(folder):
     dataset = Images(images, sizes, KohyaBuckets((256, 256), 128, 1024, 64).place(sizes))
     precompute_latents(dataset, MeanEncoder(), NpzFiles("sdxl"))
     found, facts = findings(config)
-    assert found == {}
+    assert found.keys() == {"short-batches"}
     assert facts["latent"] == {"sdxl": "7 of 7 latents are there"}
     broken, gone = sorted(folder.glob("*_sdxl.npz"))[:2]
     broken.write_bytes(broken.read_bytes()[:500])

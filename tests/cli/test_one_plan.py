@@ -132,6 +132,36 @@ def test_what_commands_show_is_what_a_loader_is_given(seed: int, tmp_path: Path)
     assert next(subjects, None) is None
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(12))
+def test_batches_that_are_not_full_are_named_by_their_share(seed: int, tmp_path: Path) -> None:
+    case = Case(seed, tmp_path)
+    plan = json.loads(run("plan", case.path, "--json", "--images"))
+    config = toml.loads(case.path.read_text(encoding="utf-8"))
+    config["kohya_bucket"] |= {"remainder": "merge"}
+    config["kohya_bucket"].pop("small_buckets", None)
+    (tmp_path / "merged.toml").write_text(toml.dumps(config), encoding="utf-8")
+    merged = json.loads(run("plan", tmp_path / "merged.toml", "--json"))["datasets"]
+    for number, (data, other) in enumerate(zip(plan["datasets"], merged, strict=True), 1):
+        short = sum(row["short_batches"] for row in data["buckets"])
+        found = [
+            one for one in plan["findings"] if one["code"] == "short-batches" and f"dataset {number}" in one["where"]
+        ]
+        assert len(found) == (short >= 2 and short - 1 >= 0.1 * data["batches"])
+        for one in found:
+            assert one["severity"] == ("warning" if short - 1 >= 0.25 * data["batches"] else "note")
+            assert one["message"].startswith(f"{short:,} of {data['batches']:,} batches are not full (")
+            unfilled = {tuple(row["bucket"]) for row in data["buckets"] if row["short_batches"] == row["batches"]}
+            at = [f"{row['key']}: {'x'.join(map(str, row['bucket']))}" for row in data["image_rows"]
+                  if tuple(row["bucket"]) in unfilled]  # fmt: skip
+            if not case.options.resolutions:  # else two resolutions may have one bucket, full at one of them
+                assert sorted(one["names"]) == sorted(at)
+            if case.options.remainder != "merge":
+                left = sum(row["short_batches"] for row in other["buckets"])
+                assert f'"merge" leaves {left:,}, with' in one["remedy"]
+            assert '"pad" fills them' in one["remedy"]
+
+
 def test_what_is_planned_for_analyze_grows_with_the_images_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -224,7 +224,7 @@ def test_the_command_line_is_spelled_either_way_and_gives_way_to_the_config(fold
     for options in (("--train_batch_size", "4"), ("--train-batch-size", "4"), ("--batch-size", "4")):
         data = as_json("plan", write(folder), *options, "--min_bucket_reso", "128")
         assert data["datasets"][0]["batch_size"] == 2
-        assert [f["code"] for f in data["findings"]] == ["overruled"]
+        assert [f["code"] for f in data["findings"]] == ["short-batches", "overruled"]
 
 
 def test_each_option_stands_for_a_key_of_the_config():

@@ -270,7 +270,9 @@ def _place(keys: JobKeys, job: JobConfig, progress: Progress | None) -> DatasetO
     frames = np.where(is_clip, keys.num_frames, 1).tolist()
     items = _items(keys, paths, _layouts_beside(keys, job, paths), placement, frames)
     files = counted(len(paths), "file")
-    return DatasetOverview(items, keys, paths, sizes, placement, left_out, name=keys.place, files=files)
+    return DatasetOverview(
+        items, keys, paths, sizes, placement, left_out, name=keys.place, place=keys.place, files=files
+    )
 
 
 def _layouts_beside(keys: JobKeys, job: JobConfig, paths: Sequence[str]) -> list[Layout]:
@@ -312,7 +314,14 @@ def overview(
     placed = [_place(keys, job, progress) for keys in job.datasets]
     placed = [data for data in placed if len(data.items.keys)]
     trained, regularizing = (
-        Overview.planned([data for data in placed if data.keys.is_reg == is_reg], of_these, gpus, accumulate)
+        Overview.planned(
+            [data for data in placed if data.keys.is_reg == is_reg],
+            of_these,
+            gpus,
+            accumulate,
+            job.findings,
+            moves=not cached,
+        )
         for is_reg, of_these in ((False, options), (True, options.unscheduled()))
     )
     return Overview(options, trained.datasets + regularizing.datasets, trained.gpus or regularizing.gpus)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
+
+import numpy as np
 
 from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images.parallel import Progress
-from kohya_bucket.texts import counted
+from kohya_bucket.planning.plan import BucketCounts
+from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.findings import Findings, Section, Severity, ShowProgress
 from kohya_bucket.trainers.door.group import GpuRow, epoch_of
 from kohya_bucket.trainers.door.options import AdapterOptions
@@ -22,13 +26,14 @@ class PlannedDataset:
     """One dataset; each trainer adds what it has to say besides.
 
     Attributes:
-        name: the dataset's, for a reader.
+        name, place: the dataset's, for a reader, and where findings say it is in the config.
         files: how many it has; remark: what else is to be said of it.
         items: what is trained of them.
         rows: one for each bucket, with what the epoch's plan trains of it.
     """
 
     name: str = ""
+    place: str = ""
     files: str = ""
     remark: str = ""
     items: PlacedDataset | PlacedItems
@@ -53,14 +58,55 @@ class Overview(Generic[Planned]):
 
     @classmethod
     def planned(
-        cls, placed: Iterable[Planned], options: AdapterOptions, gpus: Sequence[int], accumulate: int
-    ) -> Overview[Planned]:
-        """The plan of an epoch of datasets without rows."""
+        cls, placed: Iterable[Planned], options: AdapterOptions, gpus: Sequence[int], accumulate: int,
+        findings: Findings, *, moves: bool = True,
+    ) -> Overview[Planned]:  # fmt: skip
+        """The plan of an epoch of datasets without rows; what is wrong with it is added to the findings.
+
+        `moves`: images can be trained in other buckets than their own.
+        """
         placed = list(placed)
         counts, gpu_rows = epoch_of([data.items for data in placed], options, gpus, accumulate)
         rows = [tuple(data.items.rows(trained)) for data, trained in zip(placed, counts, strict=True)]
+        for data, trained in zip(placed, counts, strict=True):
+            _check_short(data, trained, options, moves, findings)
         with_rows = tuple(replace(data, rows=own) for data, own in zip(placed, rows, strict=True))
         return cls(options, with_rows, gpu_rows)
+
+
+_SOME, _MANY = 0.1, 0.25
+"""Shares of batches that are not full, one apart: that is so however images are dealt to buckets."""
+
+
+def _check_short(
+    data: PlannedDataset, counts: BucketCounts, options: AdapterOptions, moves: bool, findings: Findings
+) -> None:
+    """Name the buckets whose batches are not full, and the images of those that fill none."""
+    short, batches = int(counts.short.sum()), int(counts.batches.sum())
+    if short - 1 < _SOME * batches or short < 2:
+        return
+    items, empty = data.items, counts.full - counts.smallest
+    sizes = [
+        f"{width}x{height}" + f"x{n}" * (n > 1) for (width, height), n in zip(items.buckets, items.frames, strict=True)
+    ]
+    worst = sorted(np.flatnonzero(counts.short).tolist(), key=lambda k: (-empty[k], sizes[k]))
+    held = some([f"{sizes[k]} with {counts.smallest[k]} of {counts.full[k]}" for k in worst])
+    fills_none = counts.short == counts.batches
+    image, bucket = items.pairs
+    names = [
+        f"{items.keys[i]}: {sizes[k]}" for i, k in zip(image.tolist(), bucket.tolist(), strict=True) if fills_none[k]
+    ]
+    message = f"{short:,} of {batches:,} batches are not full ({held})"
+    if names:
+        message += f"; {counted(len(names), 'image', 'is', 'are')} in buckets that fill none ({some(names, 2)})"
+    ways = ['"pad" fills them with repeats']
+    if moves and options.remainder != "merge":
+        with suppress(KohyaBucketError):
+            (merged,) = epoch_of([items], replace(options, remainder="merge", small_buckets=None), (), 1)[0]
+            ways.insert(0, f'"merge" leaves {merged.short.sum():,}, with images in the next best bucket')
+    remedy = f"[kohya_bucket] remainder = {'; '.join(ways)}; or more repeats, or a smaller batch size"
+    report = findings.warning if short - 1 >= _MANY * batches else findings.note
+    report("short-batches", data.place, message, remedy, names)
 
 
 def place_datasets(

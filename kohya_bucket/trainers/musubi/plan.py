@@ -50,7 +50,6 @@ class DatasetOverview(PlannedDataset):
     """One dataset.
 
     Attributes:
-        place: where it is in the config.
         paths: [N] its images or clips.
         picture: [N] where each image goes, or the frames of each clip.
         left_out: (path, reason) of what is not trained.
@@ -63,7 +62,6 @@ class DatasetOverview(PlannedDataset):
 
     items: PlacedItems
     keys: CommonKeys
-    place: str
     paths: list[str]
     picture: Placement
     left_out: tuple[tuple[str, str], ...]
@@ -176,7 +174,7 @@ def _place(
     placement = focused(keys.picture_rule(model).place(sizes.sizes), focus)
     left_out = _left_out(paths, placement.reasons, sizes.failures, keys.what, place, findings)
     items = image_items(keys, paths, sizes_in_batch(keys, controls, model), placement)
-    return DatasetOverview(items, keys, place, paths, placement, left_out, focus=focus, controls=controls)
+    return DatasetOverview(items, keys, paths, placement, left_out, focus=focus, controls=controls, place=place)
 
 
 def image_items(keys: CommonKeys, paths: Sequence[str], controls: Sequence[Sizes], placement: Placement) -> PlacedItems:
@@ -219,7 +217,9 @@ def place_clips(
     losses = placed.picture.crop_loss[spans.clip[of_item]]
     items = PlacedItems.from_buckets(names, buckets, keys.times, keys.batch_size, keys.resolution, losses)
     remark, picture = f", {seconds_lost(scan, placed):,.1f} s in no item", focused(placed.picture, focus)
-    return DatasetOverview(items, keys, place, paths, picture, left_out, placed, scan, focus, remark=remark)
+    return DatasetOverview(
+        items, keys, paths, picture, left_out, placed, scan, focus, remark=remark, place=place
+    )  # fmt: skip
 
 
 def _left_out(
@@ -330,7 +330,7 @@ def overview(
     nothing = "no-items", "nothing can be trained, each for its own reason", "see what is listed"
     placed = place_datasets(config.places, place, config.findings, nothing)
     check_unmatched(options, [data.focus for data in placed], config.findings)
-    return Overview.planned(placed, options, gpus, accumulate)
+    return Overview.planned(placed, options, gpus, accumulate, config.findings, moves=False)
 
 
 def config_section(read: MusubiConfig, show: ShowProgress, *, decode: bool) -> Section:

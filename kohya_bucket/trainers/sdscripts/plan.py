@@ -201,7 +201,8 @@ def overview(
     places = [dataset.config.place for dataset in config.datasets]
     placed = place_datasets(places, place, config.findings, nothing)
     check_unmatched(options, [data.items.focus for data in placed], config.findings)
-    return replace(Overview.planned(placed, options, gpus, accumulate), unreadable=frozenset(unreadable))
+    planned = Overview.planned(placed, options, gpus, accumulate, config.findings)
+    return replace(planned, unreadable=frozenset(unreadable))
 
 
 def _place(
@@ -221,7 +222,7 @@ def _place(
     remark = f", {skipped:,} left out by skip_image_resolution" if skipped else ""
     seen = DatasetOverview(
         placing.trained, dataset, trained, left_out, tuple(mends), name=f"dataset {dataset.config.number}",
-        files=files, remark=remark,
+        place=dataset.config.place, files=files, remark=remark,
     )  # fmt: skip
     _check_limits(seen, options, programs, findings)
     return seen

@@ -53,7 +53,8 @@ def test_companions_that_are_missing_are_named(job, command_line, tmp_path, key)
     folder = tmp_path / "beside"
 
     def found(**more):
-        data = json.loads(command_line("plan", job({key: str(folder), "resolution": [64, 128], **more}), "--json")[1])
+        keys = {key: str(folder), "resolution": [64, 128], "batch_size": 1, **more}
+        data = json.loads(command_line("plan", job(keys), "--json")[1])
         return [(one["count"], sorted(Path(name).name for name in one["names"])) for one in data["findings"]]
 
     assert found() == [(1, ["beside"])]
@@ -79,7 +80,7 @@ def test_on_windows_names_of_companions_may_differ_in_case(tmp_path, monkeypatch
 
 def test_a_model_that_edits_needs_control_images(job, command_line, tmp_path):
     def found(arch, **keys):
-        data = json.loads(command_line("plan", job(keys, model={"arch": arch}), "--json")[1])
+        data = json.loads(command_line("plan", job({"batch_size": 1, **keys}, model={"arch": arch}), "--json")[1])
         return [one["code"] for one in data["findings"]]
 
     assert found("flux_kontext") == found("qwen_image_edit_plus") == ["missing-control"]
