@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -10,9 +12,8 @@ import numpy.typing as npt
 from kohya_bucket.buckets.bucket import Bucket
 from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.rule import BucketRule
-from kohya_bucket.buckets.rules.kohya import KohyaBuckets
 from kohya_bucket.buckets.sizes import FloatArray, IntArray, size_keys, sizes_of_keys
-from kohya_bucket.errors import BucketSettingsError
+from kohya_bucket.errors import KohyaBucketError
 
 Mask = npt.NDArray[np.bool_]
 
@@ -61,63 +62,53 @@ def too_long(sizes: IntArray, placement: Placement) -> Mask:
     return out
 
 
-def shortened(rule: BucketRule, sizes: IntArray, longest: int) -> str:
-    """What the rule's longest side costs these images against `longest`, in one sentence without a full stop; ""
-    for less than 1% of all pixels.
+def limit_cost(what: str, rule: BucketRule, wider: Callable[[], BucketRule], sizes: IntArray, other: int) -> str:
+    """What a limit of a rule's sides costs images, in one sentence without a full stop: pixels, or what is cropped off,
+    whichever is more; "" for less than 1%.
 
     Args:
-        rule: only Kohya's rule with enlarging has such a limit.
+        what: the limit in words.
+        wider: makes the same rule with another limit.
         sizes: [N, 2] the images.
-        longest: the usual limit.
+        other: that limit.
     """
-    if not isinstance(rule, KohyaBuckets) or rule.no_upscale or rule.max_size >= longest:
+    try:
+        now, then = rule.place(sizes), wider().place(sizes)
+    except KohyaBucketError:  # the other limit does not work with the rest
         return ""
-    placements = _before_and_after(rule, sizes, max_size=longest)
-    if placements is None:
+    both = now.placed & then.placed
+    share, images, loss = max(_fewer_pixels(now, then, both), _more_cropped(now, then, both), key=itemgetter(0))
+    if share < _MATTERS:
         return ""
-    both = np.logical_and(*(p.placed for p in placements))
-    now, then = (p.bucket_sizes.astype(np.int64).prod(axis=1) for p in placements)
-    grown = both & (then > now)
-    if now[both].sum() > (1 - _MATTERS) * then[both].sum() or not grown.any():
-        return ""
-    fewer = 1 - float(now[grown].sum() / then[grown].sum())
-    return (
-        f"no bucket is longer than {rule.max_size}, so {grown.sum():,} of {both.sum():,} images "
-        f"train with {fewer:.0%} fewer pixels than with {longest} ({_example(sizes, grown, placements)})"
-    )
+    example = _example(sizes, images, (now, then))
+    return f"{what}, so {images.sum():,} of {both.sum():,} images {loss} {other} ({example})"
+
+
+Loss = tuple[float, Mask, str]
+"""How much is lost, as a share of all images; [N] those that lose something, and what they do "with" another limit."""
+
+
+def _fewer_pixels(now: Placement, then: Placement, both: Mask) -> Loss:
+    pixels, others = (placement.bucket_sizes.astype(np.int64).prod(axis=1) for placement in (now, then))
+    grown = both & (others > pixels)
+    if not grown.any():
+        return 0.0, grown, ""
+    fewer = 1 - float(pixels[grown].sum() / others[grown].sum())
+    return 1 - float(pixels[both].sum() / others[both].sum()), grown, f"train with {fewer:.0%} fewer pixels than with"
+
+
+def _more_cropped(now: Placement, then: Placement, both: Mask) -> Loss:
+    less = both & (then.crop_loss < now.crop_loss)
+    if not less.any():
+        return 0.0, less, ""
+    loss, other = now.crop_loss[less], then.crop_loss[less]
+    share = float((loss - other).sum() / both.sum())
+    return share, less, f"lose {loss.mean():.0%} to the crop, and {other.mean():.0%} with"
 
 
 def narrowest_usual(resolution: tuple[int, int], step: int) -> int:
     """The usual shortest side at a resolution: half its side."""
     return max(step, int(math.isqrt(resolution[0] * resolution[1]) / LONGEST_ASPECT**0.5) // step * step)
-
-
-def narrowed(rule: BucketRule, sizes: IntArray, lowest: int) -> str:
-    """What the rule's shortest side crops off these images, [N, 2], against `lowest`, as `shortened`; "" for less
-    than 1%."""
-    if not isinstance(rule, KohyaBuckets) or rule.no_upscale or rule.min_size <= lowest:
-        return ""
-    placements = _before_and_after(rule, sizes, min_size=lowest)
-    if placements is None:
-        return ""
-    both = np.logical_and(*(p.placed for p in placements))
-    now, then = (p.crop_loss for p in placements)
-    less = both & (then < now)
-    if not less.any() or (now - then)[less].sum() < _MATTERS * both.sum():
-        return ""
-    return (
-        f"no bucket is narrower than {rule.min_size}, so {less.sum():,} of {both.sum():,} images "
-        f"lose {now[less].mean():.0%} to the crop, and {then[less].mean():.0%} with {lowest} "
-        f"({_example(sizes, less, placements)})"
-    )
-
-
-def _before_and_after(rule: KohyaBuckets, sizes: IntArray, **changed: int) -> tuple[Placement, Placement] | None:
-    """Where images go now, and with another limit; None where that one cannot work."""
-    try:
-        return rule.place(sizes), rule.changed(**changed).place(sizes)
-    except BucketSettingsError:
-        return None
 
 
 def _example(sizes: IntArray, chosen: Mask, placements: tuple[Placement, Placement]) -> str:

@@ -56,8 +56,14 @@ def given_config(
 
 
 def is_settings(path: Path) -> bool:
-    """Whether it is a config by its name."""
-    return path.is_file() and path.suffix.lower() in (".toml", ".json", ".yaml", ".yml")
+    """Whether it is a config by its name, and no table of sizes by what it holds."""
+    from kohya_bucket.trainers.door.config_source import content_of
+
+    if not path.is_file() or path.suffix.lower() != ".json":
+        return path.is_file() and path.suffix.lower() in (".toml", ".yaml", ".yml")
+    data = content_of(path)
+    pairs = isinstance(data, dict) and all(isinstance(one, list) and len(one) == 2 for one in data.values())
+    return not (isinstance(data, list) or (pairs and data))
 
 
 def _holds_buckets(path: Path) -> bool | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from io import StringIO
@@ -50,9 +50,34 @@ def tars_in(
     """
     if not (shards := _shards_in(sources)):
         return None
-    if asked := [f"--{name}" for name, is_on in more.items() if is_on]:
-        raise ConfigError(f"{shards[0]}: of images in tars only headers are read: leave out {' and '.join(asked)}")
+    _refuse(more, f"{shards[0]}: of images in tars only headers are read")
     return TarIndex.build(shards, before=None if before is None else TarIndex.load(before), engine=engine)
+
+
+def size_table_in(sources: Sequence[str], **more: bool) -> str | None:
+    """The table of sizes that is named; None where it is something else. `ConfigError` as `tars_in`."""
+    if len(sources) != 1 or not _is_table(sources[0]):
+        return None
+    _refuse(more, f"{sources[0]}: of images in a table there are only sizes")
+    return sources[0]
+
+
+def _is_table(source: str) -> bool:
+    return Path(source).suffix.lower() in TABLE_SUFFIXES and Path(source).is_file()
+
+
+def _refuse(more: Mapping[str, bool], why: str) -> None:
+    if asked := [f"--{name}" for name, is_on in more.items() if is_on]:
+        raise ConfigError(f"{why}: leave out {' and '.join(asked)}")
+
+
+def _refuse_tables(sources: Sequence[str]) -> None:
+    """Raise `ConfigError` for what would be taken for an image, which it never is."""
+    if table := next(filter(_is_table, sources), None):
+        raise ConfigError(
+            f"{table} is a table, not an image: `compare`, `analyze` and `buckets make` take one table of sizes, and "
+            "`precompute` takes tables of images (.parquet)"
+        )
 
 
 def _shards_in(sources: Sequence[str]) -> list[str]:
@@ -117,15 +142,20 @@ def _files_of(name: str) -> list[str]:
 
 @dataclass(frozen=True)
 class SizedImages:
-    """Readable sizes [N, 2]; how many files had none, and how many sd-scripts does not take for images."""
+    """Readable sizes [N, 2]; how many images had none, and how many files sd-scripts does not take for images.
+
+    `in_table`: the images are the rows of a table of sizes.
+    """
 
     sizes: IntArray
     unreadable: int
     source: str
     foreign: int = 0
+    in_table: bool = False
 
     def __str__(self) -> str:
-        broken = f" ({self.unreadable:,} unreadable left out)" if self.unreadable else ""
+        why = "without a size" if self.in_table else "unreadable"
+        broken = f" ({self.unreadable:,} {why} left out)" if self.unreadable else ""
         foreign = f" ({self.foreign:,} left out that sd-scripts does not read)" if self.foreign else ""
         return f"{counted(len(self.sizes), 'image')} of {self.source}{broken}{foreign}"
 
@@ -133,7 +163,8 @@ class SizedImages:
 def images_in(
     sources: list[str], *, recursive: bool = True, extensions: Collection[str] = IMAGE_EXTENSIONS
 ) -> list[str]:
-    """`list_images`; `KohyaBucketError` where there is none."""
+    """`list_images`; `KohyaBucketError` where there is none, or a table."""
+    _refuse_tables(sources)
     paths = list_images(sources, recursive=recursive, extensions=extensions)
     if not paths:
         raise KohyaBucketError(f"{', '.join(sources)}: no images found there")
@@ -158,11 +189,11 @@ def sizes_of(
     """Read headers, of tar shards too, or what is named: a table (CSV, JSON, Parquet, also one of `cache sizes`) or an
     index of tar shards. `KohyaBucketError` where there is nothing readable.
     """
-    source, foreign = ", ".join(sources), dict[str, str]()
+    source, foreign, table = ", ".join(sources), dict[str, str](), size_table_in(sources)
     if (tars := tars_in(sources)) is not None:
         sizes = tars.sizes
-    elif len(sources) == 1 and Path(sources[0]).suffix.lower() in TABLE_SUFFIXES and Path(sources[0]).is_file():
-        sizes = read_size_table(sources[0])
+    elif table is not None:
+        sizes = read_size_table(table)
     else:
         paths = images_in(sources, recursive=recursive)
         with scan_progress("reading headers", quiet=quiet) as progress:
@@ -172,7 +203,7 @@ def sizes_of(
     readable = sizes[sizes.min(axis=1, initial=1) > 0]
     if not len(readable):
         raise KohyaBucketError(f"{source}: none of its {len(sizes)} images has a readable size")
-    return SizedImages(readable, len(sizes) - len(readable), source, len(foreign))
+    return SizedImages(readable, len(sizes) - len(readable), source, len(foreign), table is not None)
 
 
 @dataclass(frozen=True)
@@ -211,6 +242,7 @@ def source_in(sources: list[str], options: SourceOptions, *, recursive: bool) ->
         return ImageInput(partial(_read_tars, shards, options), one=shards[0])
     if tables := _tables_in(sources):
         return ImageInput(partial(_read_tables, tables, options), ("caption_extension",), tables[0])
+    _refuse_tables(sources)
     if paths := list_images(sources, recursive=recursive):
         beside = partial(caption_beside, ending=ending)
         lines = options.captions_file

@@ -13,7 +13,7 @@ import numpy as np
 
 from kohya_bucket.cli.console import say, scan_progress
 from kohya_bucket.cli.options import RuleArguments
-from kohya_bucket.cli.sources import images_in, not_read, tars_in
+from kohya_bucket.cli.sources import images_in, not_read, size_table_in, tars_in
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.images import MetadataCache, read_sizes
@@ -22,6 +22,7 @@ from kohya_bucket.images.formats import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS, is_v
 from kohya_bucket.images.listing import absolute_paths
 from kohya_bucket.images.parallel import Engine, Progress
 from kohya_bucket.images.pixels import decode_all
+from kohya_bucket.images.size_table import read_named_sizes
 from kohya_bucket.texts import counted
 from kohya_bucket.trainers.door.findings import Teller
 from kohya_bucket.trainers.door.programs import Programs
@@ -110,6 +111,12 @@ def from_folders(
         names = [tars.name(i) for i in range(len(tars))]
         images = ImageTable.sized(names, tars.sizes, orientation=orientation, failures=tars.reasons, captions=())
         return [subject(name, images)]
+    if (table := size_table_in(sources, **more)) is not None:
+        names, sizes = read_named_sizes(table)
+        sized = sizes.min(axis=1, initial=1) > 0
+        if without := len(names) - int(sized.sum()):
+            say(f"{counted(without, 'image')} of {table} left out: without a size", err=True)
+        return [subject(name, ImageTable.sized(names, sizes, captions=()).take(np.flatnonzero(sized)))]
     paths = images_in(sources, recursive=reading.recursive, extensions=IMAGE_EXTENSIONS | VIDEO_EXTENSIONS)
     clips = list(filter(is_video, paths))
     if clips:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -26,9 +27,8 @@ from kohya_bucket.buckets.misfits import (
     BARELY,
     MUCH_ENLARGED,
     enlargement,
-    narrowed,
+    limit_cost,
     narrowest_usual,
-    shortened,
     too_long,
     too_small,
 )
@@ -319,11 +319,15 @@ def _limits(rule: KohyaBuckets, programs: Programs, sizes: IntArray, enlarged: f
     steps = rule.reso_steps
     longest, lowest = programs.longest(rule.max_reso, steps), narrowest_usual(rule.max_reso, steps)
     if longest > rule.max_size:
-        why = shortened(rule, sizes, longest) or f"no bucket is longer than {rule.max_size}, so long images are cropped"
+        wider = partial(rule.changed, max_size=longest)
+        what = f"no bucket is longer than {rule.max_size}"
+        why = limit_cost(what, rule, wider, sizes, longest) or f"{what}, so long images are cropped"
         why = why[:1].upper() + why[1:]
         yield from _tried("max_bucket_reso", str(rule.max_size), str(longest), why, rule, max_size=longest)
     if lowest < rule.min_size:
-        why = narrowed(rule, sizes, lowest) or f"no bucket is narrower than {rule.min_size}, so long images are cropped"
+        wider = partial(rule.changed, min_size=lowest)
+        what = f"no bucket is narrower than {rule.min_size}"
+        why = limit_cost(what, rule, wider, sizes, lowest) or f"{what}, so long images are cropped"
         why = why[:1].upper() + why[1:]
         yield from _tried("min_bucket_reso", str(rule.min_size), str(lowest), why, rule, min_size=lowest)
         if longest > rule.max_size:

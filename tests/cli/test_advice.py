@@ -3,13 +3,16 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import toml
 from PIL import Image
 from typer.testing import CliRunner
 
 from kohya_bucket.buckets import FixedBuckets, KohyaBuckets, load_from_toml
+from kohya_bucket.buckets.rules.registry import RULES
 from kohya_bucket.cli import app
+from tests.pictures import png_header
 
 TURNS = {"turn2": 2, "turn3": 3, "turn6": 6}
 
@@ -159,6 +162,35 @@ def test_a_longest_side_that_is_the_resolution_is_said_with_images_and_pixels(mi
     placements = [KohyaBuckets(1024, 128, longest).place([(416, 608)]).bucket_sizes for longest in (1024, 2048)]
     assert [p.tolist() for p in placements] == [[[704, 1024]], [[832, 1216]]]
     assert "short-buckets" not in findings("plan", write(tmp_path, mixed))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rule", [name for name, one in RULES.items() if not one.own_sizes])
+def test_every_rule_that_limits_cut_short_is_said_with_what_they_cost(tmp_path, rule) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number, aspect in enumerate(np.exp(np.linspace(-np.log(3), np.log(3), 100)).tolist()):
+        (folder / f"{number}.png").write_bytes(png_header(int(1500 * aspect**0.5), int(1500 / aspect**0.5)))
+        (folder / f"{number}.txt").write_text("x", encoding="utf-8")
+
+    def config(longest):
+        table = f"[kohya_bucket]\nrule = '{rule}'"
+        return write(tmp_path, folder, table, resolution=1024, max_bucket_reso=longest)
+
+    def trained(longest):
+        (data,) = json.loads(CliRunner().invoke(app, ["plan", str(config(longest)), "--json"]).stdout)["datasets"]
+        weights = [row["images"] for row in data["buckets"]]
+        crop = np.average([row["mean_crop_loss"] for row in data["buckets"]], weights=weights)
+        return crop, np.average([row["bucket"][0] * row["bucket"][1] for row in data["buckets"]], weights=weights)
+
+    (crop, pixels), (usual_crop, usual_pixels) = trained(1024), trained(2048)
+    assert crop > usual_crop + 0.3 or pixels < 0.9 * usual_pixels
+    for command in ("plan", "doctor"):
+        found = findings(command, config(1024), *(["--quick"] if command == "doctor" else []))["short-buckets"]
+        assert found["remedy"] == "max_bucket_reso = 2048"
+        assert "no bucket is longer than 1024, so " in found["message"]
+        assert ("to the crop, and" in found["message"]) == (rule == "token_band")
+        assert "short-buckets" not in findings(command, config(2048), *(["--quick"] if command == "doctor" else []))
 
 
 # -- files ------------------------------------------------------------------------------------------------------

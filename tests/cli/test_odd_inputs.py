@@ -156,7 +156,7 @@ def test_files_that_a_config_leads_to(
     if kind == "caption" and odd == "hole" and not unread:
         assert "21,474,836,480 bytes" in out
     if kind == "caption" and odd != "hole" and not unread:
-        assert "1 of 3 images have no '.txt' file" in out
+        assert "1 of 3 images has no '.txt' file" in out
 
 
 @pytest.mark.long

@@ -3,6 +3,8 @@
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
@@ -12,7 +14,10 @@ from kohya_bucket.buckets import load_from_toml
 from kohya_bucket.cli import app
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache
+from tests.command_line import command_line
 from tests.pictures import make_pictures
+
+__all__ = ["command_line"]
 
 
 def run(*arguments: object) -> str:
@@ -54,6 +59,38 @@ def test_compare(folder) -> None:
     assert bounded["worst_crop"] <= 0.01
     assert sum(bounded["reasons"].values()) == bounded["unplaced"] > 0
     assert "crop off more than the limit" in run("compare", folder, "--rules", "kohya", "--max-crop", 0.01)
+
+
+def test_commands_take_one_table_of_sizes_or_say_who_does(tmp_path, command_line) -> None:
+    rows = {"id": [1, 2, 3], "width": [640, 512, None], "height": [480, 768, 640]}
+    pq.write_table(pa.table(rows), tmp_path / "t.parquet")
+    (tmp_path / "t.csv").write_text("id,width,height\n1,640,480\n2,512,768\n3,,640\n", encoding="utf-8")
+    entries = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
+    (tmp_path / "t.json").write_text(json.dumps(entries), encoding="utf-8")
+    for ending in ("csv", "json", "parquet"):
+        table = tmp_path / f"t.{ending}"
+        for command in (("compare", table), ("buckets", "make", table)):
+            code, out, _ = command_line(*command)
+            assert (code, "2 images of" in out, "(1 without a size left out)" in out) == (0, True, True)
+        code, out, err = command_line("analyze", table, "--json")
+        (data,) = json.loads(out)["datasets"]
+        assert (code, data["images"]["found"], data["images"]["broken"]) == (0, 2, 0)
+        assert "1 image of " in err
+        assert "left out: without a size" in err
+        assert command_line("analyze", table, "--decode")[::2] == (
+            2, f"kohya-bucket: {table}: of images in a table there are only sizes: leave out --decode\n",
+        )  # fmt: skip
+        for command in (
+            ("explore", table, "-o", tmp_path / "x.html"), ("cache", "sizes", table, "-o", tmp_path / "s.parquet"),
+        ):  # fmt: skip
+            code, out, err = command_line(*command)
+            assert (code, out) == (2, "")
+            assert "is a table, not an image: `compare`, `analyze` and `buckets make` take one table of sizes" in err
+            assert len(err.splitlines()) == 1
+    code, _, err = command_line(
+        "precompute", tmp_path / "t.csv", "--arch", "sd", "-o", tmp_path / "store", "--vae", "x"
+    )
+    assert (code, "is a table, not an image" in err) == (2, True)
 
 
 def test_each_number_of_gpus_is_compared_as_if_it_were_asked_for_alone(folder) -> None:

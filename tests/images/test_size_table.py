@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.size_table import read_size_table
+from kohya_bucket.images.size_table import read_named_sizes, read_size_table
 
 ROWS = [(7, 640, 480), (3, 512, 768), (1000000007, 1, 20000)]
 
@@ -30,6 +30,29 @@ def test_every_format_holds_the_same(tmp_path, suffix) -> None:
     sizes = read_size_table(write(tmp_path, suffix))
     assert sizes.dtype == np.int32
     assert sizes.tolist() == [[w, h] for _, w, h in ROWS]
+
+
+@pytest.mark.parametrize("key", ["id", "path", "key"])
+@pytest.mark.parametrize("gap", [None, float("nan")])
+def test_rows_without_a_size_are_images_without_one(tmp_path, key, gap) -> None:
+    columns = {key: ["a", "b", "c", "d"], "width": [640, gap, 512, gap], "height": [480, 480, gap, gap]}
+    if gap is None:
+        pq.write_table(pa.table(columns), tmp_path / "whole.parquet")
+        rows = [{name: column[i] for name, column in columns.items() if column[i] is not None} for i in range(4)]
+        (tmp_path / "objects.json").write_text(json.dumps(rows), encoding="utf-8")
+        (tmp_path / "pairs.json").write_text(
+            json.dumps({name: [w, h] for name, w, h in zip(*columns.values(), strict=True)}), encoding="utf-8"
+        )
+    else:
+        pq.write_table(pa.table({**columns, "width": pa.array(columns["width"], pa.float64())}), tmp_path / "f.parquet")
+    for text in ("", "None", "nan", "NULL", "\\N"):
+        lines = [",".join(columns), "a,640.0,480", f"b,{text},480", f"c,512.00,{text}", "d"]
+        (tmp_path / f"{len(text)}.csv").write_text("\n".join(lines), encoding="utf-8")
+    tables = sorted(tmp_path.iterdir())
+    assert len(tables) >= 5
+    for path in tables:
+        names, sizes = read_named_sizes(path)
+        assert (names, sizes.tolist()) == ([*"abcd"], [[640, 480], [0, 0], [0, 0], [0, 0]]), path
 
 
 @pytest.mark.parametrize("content", [[["a", 1, 2], ["b", 3, 4]], {"a": [1, 2], "b": [3, 4]}])

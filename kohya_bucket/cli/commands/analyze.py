@@ -39,7 +39,9 @@ _PICTURES = 240  # small ones on a page
 
 def analyze(
     context: typer.Context,
-    path: Annotated[list[str] | None, typer.Argument(help="Folders, files, patterns, lists, tar shards.")] = None,
+    path: Annotated[
+        list[str] | None, typer.Argument(help="Folders, files, patterns, lists, tar shards, or one table of sizes.")
+    ] = None,
     config: Path | None = opt(None),
     batch_size: int | None = opt(None, "", *BATCH_SIZE, min=1),
     arch: str | None = opt(None),

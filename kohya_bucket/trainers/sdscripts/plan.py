@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.focus import FocusCuts
-from kohya_bucket.buckets.misfits import BARELY, enlargement, narrowed, narrowest_usual, shortened
-from kohya_bucket.buckets.rule import BucketRule
+from kohya_bucket.buckets.misfits import BARELY, enlargement, limit_cost, narrowest_usual
 from kohya_bucket.buckets.rules.registry import named_rule
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import KohyaBucketError
@@ -20,7 +20,7 @@ from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.planning import RESOLUTION_MODES
 from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, at_resolutions, rule_for
+from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, adjust_to_steps, at_resolutions, rule_for
 from kohya_bucket.trainers.door.findings import Findings, Severity, check_turned, repaired
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.overview import Overview, PlannedDataset, check_unmatched, place_datasets
@@ -224,7 +224,8 @@ def _place(
         placing.trained, dataset, trained, left_out, tuple(mends), name=f"dataset {dataset.config.number}",
         place=dataset.config.place, files=files, remark=remark,
     )  # fmt: skip
-    _check_limits(seen, options, programs, findings)
+    for at in at_resolutions(keys, options):
+        check_limits(at, options, trained, dataset.config.place, programs, findings)
     return seen
 
 
@@ -251,25 +252,27 @@ def mends_of(keys: DatasetKeys, options: AdapterOptions, sizes: IntArray, progra
     return mends
 
 
-def _check_limits(seen: DatasetOverview, options: AdapterOptions, programs: Programs, findings: Findings) -> None:
-    for keys in at_resolutions(seen.read.config.dataset_keys, options):
-        if options.rule == "kohya" and keys.enable_bucket:
-            check_limits(keys, rule_for(keys, options), seen.sizes, seen.read.config.place, programs, findings)
-
-
 def check_limits(
-    keys: DatasetKeys, rule: BucketRule, sizes: IntArray, place: str, programs: Programs, findings: Findings
+    keys: DatasetKeys, options: AdapterOptions, sizes: IntArray, place: str, programs: Programs, findings: Findings
 ) -> None:
     """Say what a low `max_bucket_reso` costs images of these sizes, [N, 2], at a resolution, and a high
-    `min_bucket_reso`. `rule` is sd-scripts' own.
+    `min_bucket_reso`, by the rule of the keys and options.
     """
-    resolution, step = keys.resolution, keys.bucket_reso_steps
-    longest, lowest = programs.longest(resolution, step), narrowest_usual(resolution, step)
-    at = "{}x{}".format(*resolution)
-    if short := shortened(rule, sizes, longest):
-        findings.warning("short-buckets", place, f"at resolution {at} {short}", f"max_bucket_reso = {longest}")
-    if wide := narrowed(rule, sizes, lowest):
-        findings.warning("wide-buckets", place, f"at resolution {at} {wide}", f"min_bucket_reso = {lowest}")
+    if not keys.enable_bucket or named_rule(options.rule).own_sizes or not len(sizes):
+        return
+    resolution, (low, high) = keys.resolution, adjust_to_steps(keys)
+    longest = programs.longest(resolution, keys.bucket_reso_steps)
+    lowest = narrowest_usual(resolution, keys.bucket_reso_steps)
+    at = "at resolution {}x{} ".format(*resolution)
+    for is_limit, what, other, usual, code, remedy in (
+        (high < longest, f"longer than {high}", longest, replace(keys, max_bucket_reso=longest), "short-buckets",
+         f"max_bucket_reso = {longest}"),
+        (low > lowest, f"narrower than {low}", lowest, replace(keys, min_bucket_reso=lowest), "wide-buckets",
+         f"min_bucket_reso = {lowest}"),
+    ):  # fmt: skip
+        now, then = (partial(rule_for, one, options, sizes) for one in (keys, usual))
+        if is_limit and (cost := limit_cost(f"{at}no bucket is {what}", now(), then, sizes, other)):
+            findings.warning(code, place, cost, remedy)
 
 
 def name_unreadable(datasets: Sequence[ReadDataset], findings: Findings, progress: Progress | None = None) -> set[str]:

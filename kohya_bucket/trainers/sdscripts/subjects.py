@@ -38,9 +38,8 @@ def subjects_of(
         for at, keys in enumerate(at_resolutions(dataset.config.dataset_keys, options)):
             title = f"{name}, {keys.resolution[0]}x{keys.resolution[1]}" if options.resolutions else name
             rule, batch = rule_for(keys, options, images.sizes), batch_size or dataset.config.batch_size
-            if options.rule == "kohya":
-                sizes = images.sizes[images.readable]
-                check_limits(keys, rule, sizes, dataset.config.place, config.programs, config.findings)
+            sizes = images.sizes[images.readable]
+            check_limits(keys, options, sizes, dataset.config.place, config.programs, config.findings)
             epoch = Epoch(tuple(placed), number, at)
             how = str(path), config.programs, None, focus, options, epoch
             subjects.append(Subject(title, images, rule, batch, *how))
