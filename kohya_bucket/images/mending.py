@@ -19,6 +19,7 @@ from PIL import Image
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.by_pillow import ORIENTATION, PNG_HEADER, TURNS, chunks_of_png, load_plugin, orientation_in
+from kohya_bucket.images.code_pages import WESTERN, is_western, readings
 from kohya_bucket.images.focus_files import FOCUS_EXTENSIONS
 from kohya_bucket.images.formats import (
     CAPTION_EXTENSIONS,
@@ -103,14 +104,15 @@ def find(
     *,
     recursive: bool = True,
     least_side: int = 64,
-    encoding: str = "cp1252",
+    encoding: str | None = None,
     progress: Progress | None = None,
 ) -> FolderLook:
     """Examine every image of a folder, and the captions beside them. Nothing is written.
 
     Args:
         least_side: images with a shorter side are set aside.
-        encoding: of captions that are not UTF-8 and have no byte order mark.
+        encoding: of captions that are not UTF-8 and have no byte order mark; None: cp1252 where they can be nothing
+            else, and else they are left.
 
     Raises:
         KohyaBucketError: there is no such folder, or it cannot be listed. ScanInterrupted: Ctrl-C.
@@ -133,10 +135,7 @@ def find(
                 look.result.left.append((paths[i], explain_os_error(error)))
     # Texts follow images that are set aside; captions of the others are checked for their encoding.
     _take_texts_along(look, paths)
-    for caption in dict.fromkeys(text for i in usable for text in _captions_of(paths[i])):
-        if caption in look.texts and caption not in look.aside:
-            look.result.captions += 1
-            _check_caption(look, caption, encoding)
+    _check_captions(look, dict.fromkeys(text for i in usable for text in _captions_of(paths[i])), encoding)
     look.result.fixes.sort(key=lambda fix: (Mend.COPY not in fix.mends, Mend.ALONG in fix.mends, fix.path))
     return look.result
 
@@ -307,16 +306,38 @@ def _is_deep(path: str) -> bool:
         return file.read(26)[24:] == _GREY_OF_16_BITS
 
 
-def _check_caption(look: _Looking, path: str, encoding: str) -> None:
-    try:
-        text, actual = decoded(read_input(path, MAX_CAPTION_BYTES), encoding)
-    except UnicodeError:
-        look.result.left.append((path, f"neither UTF-8 nor {encoding}: name its encoding with --captions-in"))
-    except OSError as error:
-        look.result.left.append((path, explain_os_error(error)))
-    else:
-        if actual != "UTF-8":
-            look.add(Fix(path, (Mend.CAPTION,), path, f"{actual}: {' '.join(text.split())[:60]}"))
+def _check_captions(look: _Looking, captions: Iterable[str], encoding: str | None) -> None:
+    unknown: dict[str, bytes] = {}  # what is neither UTF-8 nor marked, while no encoding is named
+    for path in captions:
+        if path not in look.texts or path in look.aside:
+            continue
+        look.result.captions += 1
+        try:
+            data = read_input(path, MAX_CAPTION_BYTES)
+            _add_caption(look, path, *decoded(data, encoding))
+        except UnicodeError:
+            if encoding is None:
+                unknown[path] = data
+            else:
+                look.result.left.append((path, f"neither UTF-8 nor {encoding}: name its encoding with --captions-in"))
+        except OSError as error:
+            look.result.left.append((path, explain_os_error(error)))
+    likely = {path: readings(data) for path, data in unknown.items()}
+    western = is_western(data for path, data in unknown.items() if likely[path])
+    for path, data in unknown.items():
+        if not likely[path]:
+            look.result.left.append((path, "in no usual code page a text: name its encoding with --captions-in"))
+        elif western:
+            _add_caption(look, path, data.decode(WESTERN), WESTERN)
+        else:
+            texts = " or ".join(f"{text!r} in {page}" for page, text in likely[path])
+            name = f"name it, as in --captions-in {likely[path][0][0]}"
+            look.result.left.append((path, f"not UTF-8, and no code page is guessed ({texts}): {name}"))
+
+
+def _add_caption(look: _Looking, path: str, text: str, encoding: str) -> None:
+    if encoding != "UTF-8":
+        look.add(Fix(path, (Mend.CAPTION,), path, f"{encoding}: {' '.join(text.split())[:60]}"))
 
 
 _MARKS = {
@@ -328,8 +349,8 @@ _MARKS = {
 }
 
 
-def decoded(data: bytes, encoding: str) -> tuple[str, str]:
-    """The text of a caption file and its encoding: by its byte order mark, UTF-8, or else `encoding`.
+def decoded(data: bytes, encoding: str | None) -> tuple[str, str]:
+    """The text of a caption file and its encoding: by its byte order mark, UTF-8, or else `encoding`, if one is known.
 
     Raises:
         UnicodeError: it has none of these encodings.
@@ -340,6 +361,8 @@ def decoded(data: bytes, encoding: str) -> tuple[str, str]:
     try:
         return data.decode("utf-8"), "UTF-8"
     except UnicodeDecodeError:
+        if encoding is None:
+            raise
         return data.decode(encoding), encoding
 
 

@@ -144,7 +144,7 @@ def few(tmp_path: Path) -> Path:
     picture(draw, (128, 96)).save(folder / "b.png", "JPEG")
     picture(draw, (128, 16)).save(folder / "tiny.png")
     for name in ("turned", "a", "b", "tiny"):
-        (folder / f"{name}.txt").write_bytes("é".encode("cp1252"))
+        (folder / f"{name}.txt").write_bytes("café".encode("cp1252"))
     return folder
 
 
@@ -240,13 +240,77 @@ def test_a_fault_that_may_pass_sets_nothing_aside(few: Path, monkeypatch: pytest
 
 def test_names_and_captions_that_are_taken_are_left_and_said(few: Path) -> None:
     Image.new("RGB", (64, 64), "red").save(few / "a.png")
-    (few / "b.caption").write_bytes(b"\x81\x8d")
+    (few / "b.caption").write_bytes(b"\x81\x98")
     found = mending.find(str(few))
     assert [Path(path).name for path, _ in found.left] == ["a.gif", "b.caption"]
     assert "a.png" in found.left[0][1]
     assert "--captions-in" in found.left[1][1]
     found = mending.find(str(few), encoding="cp437")
     assert [Path(path).name for path, _ in found.left] == ["a.gif"]
+
+
+SAMPLES = {
+    "gb18030": ["一个女孩", "1girl, 一个穿红色连衣裙的女孩站在海边", "狗", "风景照片，山和湖"],
+    "big5": ["一個女孩", "穿紅色洋裝的女孩站在海邊", "貓", "1girl, 長髮, 微笑"],
+    "cp949": ["한 소녀", "바닷가에 서 있는 소녀", "고양이", "1girl, 긴 머리, 미소", "꽃"],
+    "cp932": ["女の子", "赤いドレスを着た少女が海辺に立っている", "猫", "1girl, 長い髪, 笑顔"],
+    "cp1251": ["девушка", "Девушка в красном платье", "1girl, длинные волосы", "я"],
+    "koi8-r": ["девушка", "Девушка в красном платье", "1girl, длинные волосы"],
+    "cp1250": ["dziewczyna z łąką, żółć", "dívka s květinou", "holčička", "szép lány őszi kertben"],
+    "cp1254": ["kız çocuğu, güzel gözlü"],
+    "cp1253": ["κορίτσι στην παραλία"],
+}
+WESTERN = {
+    "cp1252": ["café", "une fille à la plage, très belle, cheveux châtains", "été en forêt, l’île", "ÉTÉ À LA PLAGE",
+               "niña con flor en el jardín", "coração de uma moça", "ragazza più bella, è così",
+               "it’s a “cat” – 20° warm",
+               "pige på stranden, blå kjole"],
+    "latin-1": ["garçon âgé, école", "Käse und Brötchen über München, Straße"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("page", [*SAMPLES, *WESTERN])
+def test_a_code_page_is_guessed_where_no_other_fits_and_else_its_readings_are_said(
+    tmp_path: Path,
+    command_line: Command,  # noqa: F811
+    page: str,
+) -> None:
+    texts = (SAMPLES | WESTERN)[page]
+    for number, text in enumerate(texts):
+        for folder in ("all", str(number)):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            Image.new("RGB", (64, 64)).save(tmp_path / folder / f"{number}.png")
+            (tmp_path / folder / f"{number}.txt").write_bytes(text.encode(page))
+    folders = sorted(path.name for path in tmp_path.iterdir())
+    for folder in folders:
+        here = [int(folder)] if folder.isdigit() else range(len(texts))
+        files = {number: tmp_path / folder / f"{number}.txt" for number in here}
+        before = {number: file.read_bytes() for number, file in files.items()}
+        for file in sorted(tmp_path.glob(f"{folder}/*.png"))[1:]:
+            file.write_bytes(file.read_bytes() + file.name.encode())  # no copies
+        code, _, errors = command_line("fix", tmp_path / folder, "--apply")
+        if page in WESTERN:
+            assert (code, errors) == (0, "")
+            assert {number: file.read_text(encoding="utf-8") for number, file in files.items()} == dict(
+                zip(here, (texts[number] for number in here), strict=True)
+            )
+            continue
+        assert code == 1
+        assert {number: file.read_bytes() for number, file in files.items()} == before
+        for number, file in files.items():
+            (line,) = (line for line in errors.splitlines() if str(file) in line)
+            assert f"{texts[number][:40]!r} in {page}" in line
+            assert "no code page is guessed" in line
+        assert command_line("fix", tmp_path / folder, "--apply", "--captions-in", page)[0] == 0
+        assert [file.read_text(encoding="utf-8") for file in files.values()] == [texts[number] for number in here]
+
+
+def test_one_text_of_central_europe_is_said_in_both_ways(few: Path) -> None:
+    (few / "a.txt").write_bytes("très belle".encode("cp1252"))
+    for name in ("b.txt", "turned.txt"):
+        (few / name).unlink(missing_ok=True)
+    ((_, why),) = (one for one in mending.find(str(few)).left if one[0].endswith("a.txt"))
+    assert "'très belle' in cp1252 or 'trčs belle' in cp1250" in why
 
 
 def test_the_command(few: Path, command_line: Command) -> None:  # noqa: F811

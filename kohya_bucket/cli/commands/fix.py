@@ -22,7 +22,9 @@ def fix(
     apply: bool = opt(False, "Do what is shown.", "--apply"),
     undo: bool = opt(False, "Put back what the last --apply changed.", "--undo"),
     least_side: int = opt(64, "Set images aside whose shorter side has fewer pixels.", min=0),
-    captions_in: str = opt("cp1252", "The encoding of captions that are not UTF-8, such as cp932."),
+    captions_in: str | None = opt(
+        None, "The encoding of captions that are not UTF-8, such as cp932. Default: cp1252 where no other fits."
+    ),
     recursive: Recursive = True,
     quiet: Quiet = False,
 ) -> None:
@@ -30,6 +32,7 @@ def fix(
     or there twice, with its captions. Without --apply it only shows. What files were stays in the folder's .set-aside.
     """
     from kohya_bucket.images import mend_log, mending
+    from kohya_bucket.images.code_pages import WESTERN
 
     if apply and undo:
         raise KohyaBucketError("--apply and --undo exclude each other: give one of them")
@@ -40,7 +43,7 @@ def fix(
         _end(outcome.failed, "not put back")
         return
     try:
-        b"a".decode(captions_in)
+        b"a".decode(captions_in or WESTERN)
     except UnicodeError:
         pass  # it needs more bytes
     except (LookupError, ValueError):
@@ -53,12 +56,13 @@ def fix(
     if not quiet:
         say(f"{folder}: {counted(result.images, 'image')} and {counted(result.captions, 'caption')} looked at")
         _show(result.fixes)
-        if any(one.why.startswith(f"{captions_in}: ") for one in result.fixes):
-            say(f"captions that are not UTF-8 are read as {captions_in}; if these look wrong: --captions-in cp932, …")
+        used = captions_in or WESTERN
+        if any(one.why.startswith(f"{used}: ") for one in result.fixes):
+            say(f"captions that are not UTF-8 are read as {used}; if these look wrong: --captions-in cp932, …")
     left = result.left
     if apply and result.fixes:
         with scan_progress("fixing", quiet=quiet) as progress:
-            outcome = mend_log.apply(folder, result.fixes, captions_in, progress)
+            outcome = mend_log.apply(folder, result.fixes, captions_in or WESTERN, progress)
         tell(f"{counted(outcome.done, 'file')} fixed; what they were is in {outcome.run}, and --undo puts it back")
         left = left + outcome.failed
     elif result.fixes:
