@@ -31,6 +31,7 @@ from kohya_bucket.trainers.ai_toolkit.config import CACHED, JobConfig, JobKeys
 from kohya_bucket.trainers.ai_toolkit.controls import Layout, control_layouts, controls_beside
 from kohya_bucket.trainers.door.captions import check_blank, check_broken, check_marks, check_missing, read_captions
 from kohya_bucket.trainers.door.face import OneItem, Way
+from kohya_bucket.trainers.door.file_names import check_names
 from kohya_bucket.trainers.door.findings import (
     Finding,
     Findings,
@@ -160,7 +161,10 @@ def files_of(keys: JobKeys, findings: Findings) -> list[str]:
         return []
     if os.path.isdir(keys.source):
         others = tuple(ending for ending in IMAGE_EXTENSIONS if ending not in IMAGES)
-        check_ignored(sorted(_files_below(keys.source, others)), "ai-toolkit", keys.place, findings)
+        every = sorted(_files_below(keys.source, ("",)))
+        ignored = [path for path in every if path.lower().endswith(others)]
+        check_ignored(ignored, "ai-toolkit", keys.place, findings)
+        check_names(every, "ai-toolkit", keys.place, findings)
     else:
         _check_code_page(keys, findings)
     _check_captions(beside, stated, keys, findings)

@@ -15,6 +15,7 @@ from kohya_bucket.images.formats import format_of_extension
 from kohya_bucket.images.scan import Job, ScanTask
 from kohya_bucket.inputs import MAX_CAPTION_BYTES, read_small
 from kohya_bucket.texts import counted, some, uncaptioned
+from kohya_bucket.trainers.door.file_names import without_junk
 from kohya_bucket.trainers.door.findings import Finding, Findings, Severity, fix_command
 
 
@@ -111,6 +112,8 @@ def check_missing(
         severity: how bad it is that there is none; None: by the share. A note is of what is so on purpose, and left
             out where no image has one.
     """
+    images = without_junk(bare)
+    total, bare = total - len(bare) + len(images), images
     near = _near_captions(bare, ending)
     beside: dict[str, list[str]] = defaultdict(list)
     for path, file in near.items():

@@ -19,6 +19,7 @@ from kohya_bucket.images.formats import VIDEO_EXTENSIONS, format_of_extension, f
 from kohya_bucket.inputs import MAX_TABLE_BYTES, open_input
 from kohya_bucket.texts import counted, is_whole, parse_json, read_text, some
 from kohya_bucket.trainers.door.captions import check_blank, check_broken, check_marks, check_missing, read_captions
+from kohya_bucket.trainers.door.file_names import check_names
 from kohya_bucket.trainers.door.findings import Findings, Severity, check_ignored, note_subfolders
 from kohya_bucket.trainers.musubi.architectures import ANY, Family
 from kohya_bucket.trainers.musubi.checkout import known_checkout, lists_are_searched_beside_them
@@ -87,6 +88,7 @@ def _in_folder(keys: CommonKeys, folder: str, place: str, findings: Findings) ->
         listed = set(_ending_in(names, folder, frame_endings()))
         images = [os.path.join(folder, name) for name in names if format_of_extension(os.path.splitext(name)[1])]
         check_ignored([path for path in images if path not in listed], "musubi-tuner", place, findings)
+        check_names([os.path.join(folder, name) for name in names], "musubi-tuner", place, findings)
         of_others = isinstance(keys, ImageKeys) and keys.multiple_target
         kept, bare = images_of(folder, keys.caption_extension, of_others=of_others)
         if bare:

@@ -43,12 +43,15 @@ def test_names_that_no_file_can_have_are_of_none(tmp_path):
 @pytest.mark.parametrize(("bare", "severity"), [(1, Severity.NOTE), (99, Severity.NOTE), (100, Severity.WARNING)])
 def test_a_share_decides_how_bad_it_is_and_every_image_is_named(tmp_path, bare, severity):
     paths, findings = [str(tmp_path / f"{number}.png") for number in range(bare)], Findings()
+    for path in paths[1:]:  # of one that cannot be read now nothing is known
+        Path(path).write_bytes(PNG)
     check_missing(paths, 10_000, ".txt", "an empty caption is trained", "here", findings)
     check_blank([(path, " ") for path in paths], 10_000, "there", findings)
     assert {(one.code, one.severity, one.names) for one in findings} == {("missing-captions", severity, tuple(paths))}
     assert f"{bare:,} of 10,000 images {'has' if bare == 1 else 'have'} no '.txt' file" in next(iter(findings)).message
 
 
+PNG = b"\x89PNG\r\n\x1a\n"
 NEAR = {
     "{}.txt.txt": ".txt.txt", "{}.png.txt": ".png.txt", "{}.TXT": ".TXT", "{}.caption": ".caption",
     "{}.Tags": ".Tags", "{} .txt": " .txt", "{}.txt ": None, "{}.npz": None, "x{}.txt": None, "{}_1.txt": None,
@@ -63,7 +66,7 @@ def test_texts_beside_an_image_that_begin_with_its_name_are_named(tmp_path, seed
     kinds = ("captioned", "bare", *draws.sample(("case", *NEAR), 4))
     for number in range(30):
         stem = draws.choice(("Photo", "b.c", "d_")) + f"{number:02d}"
-        (tmp_path / f"{stem}.png").touch()
+        (tmp_path / f"{stem}.png").write_bytes(PNG)
         kind = draws.choice(kinds)
         if kind == "captioned":
             (tmp_path / f"{stem}.txt").touch()
@@ -88,7 +91,7 @@ def test_texts_beside_an_image_that_begin_with_its_name_are_named(tmp_path, seed
 
 def test_a_text_of_another_image_is_nobody_elses(tmp_path):
     for name in ("a.png", "a.b.png", "a.b.txt"):
-        (tmp_path / name).touch()
+        (tmp_path / name).write_bytes(PNG)
     findings = Findings()
     check_missing([str(tmp_path / "a.png")], 2, ".txt", "an empty caption is trained", "", findings)
     assert [one.code for one in findings] == ["missing-captions"]
@@ -153,3 +156,28 @@ def test_every_reader_of_every_trainer_names_the_share(configs, command_line, ca
             assert (f"{missing} of 100 images {has} no " in answer) == (captioned < 100), answer
         read += len(answers)
     assert read == 13
+
+
+@pytest.mark.posix("names that differ by case alone")
+def test_pictures_by_content_alone_twins_and_junk_are_said_by_every_trainer(configs, command_line):
+    pytest.importorskip("yaml")
+    files = [one for one in configs(100) if one in ("sd.toml", "musubi.toml", "job.json")]
+    picture = Path("img/00.png").read_bytes()
+    hidden = ("none", "b.jpg_large", "c.png.bak", "d.PNG~")
+    for name in hidden:
+        Path("img", name).write_bytes(picture)
+    for name in ("readme", "notes.png.md", "e.jpg_orig"):  # by their names they could be
+        Path("img", name).write_text("no picture", encoding="utf-8")
+    Path("img/~$x.png").write_bytes(b"junk of an editor")
+    Path("img/p.png").write_bytes(picture)
+    Path("img/P.png").write_bytes(picture)
+    for name in "pP":
+        Path(f"img/{name}.txt").write_text("a cat", encoding="utf-8")
+    assert len(files) == 3
+    for config in files:
+        arch = ("--arch", "qi") if config == "musubi.toml" else ()
+        found = {one["code"]: one for one in json.loads(command_line("plan", config, "--json", *arch)[1])["findings"]}
+        assert {Path(name).name for name in found["hidden-images"]["names"]} == set(hidden)
+        assert found["hidden-images"]["severity"] == "warning"
+        assert {Path(name).name for name in found["same-but-case"]["names"]} == {"p.png", "P.png"}
+        assert "missing-captions" not in found

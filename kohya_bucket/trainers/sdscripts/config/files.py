@@ -25,6 +25,7 @@ from kohya_bucket.images.scan import STAT, Job
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door import captions as caption_files
 from kohya_bucket.trainers.door.captions import check_broken, check_missing
+from kohya_bucket.trainers.door.file_names import check_names
 from kohya_bucket.trainers.door.findings import Findings, Severity, check_ignored
 from kohya_bucket.trainers.door.sizes import scan_sizes
 from kohya_bucket.trainers.sdscripts.config.caches import check_captions
@@ -105,7 +106,9 @@ def read_folder(path: str, extensions: Collection[str] | None = None) -> Folder:
 
 
 def note_ignored(folder: Folder, findings: Findings, where: str) -> None:
-    """Name files that look like images and are not read."""
+    """Name files that look like images, or are, and are not read."""
+    every = [os.path.join(folder.path, name) for name in sorted(filter(is_listed, folder.names))]
+    check_names(every, "sd-scripts", where, findings)
     endings = {os.path.splitext(name)[1].lower() for name in folder.ignored}
     plugins = [plugin for ending, (plugin, _) in _WITH_PLUGIN.items() if ending in endings]
     otherwise = f"; or pip install {' '.join(plugins)}" if plugins else ""
