@@ -201,6 +201,7 @@ def test_a_list_with_a_folder_of_frames_beside_images(source, data, tmp_path):
     assert [f.code for f in plan(source, config, "wan")[0].findings.of(Severity.WARNING)] == [
         "missing-captions",
         "missing-captions",
+        "short-batches",
     ]
     if stops_at_an_image_without_a_caption(source):
         assert "im3.txt" in theirs(source, config, "wan")["error"]
@@ -237,7 +238,7 @@ def test_images_that_are_not_enlarged(source, data, tmp_path, architecture):
         ("target_frames = []", "frames", "max"),
         ("source_fps = 0.0", "frames", "ZeroDivisionError"),
         ("frame_extraction = 'slide'\nframe_stride = 0", "frames", "range"),
-        ("caption_extension = '.caption'", "missing-captions", "No such file"),
+        ("caption_extension = '.caption'", "caption-extension", "No such file"),
     ],
 )
 def test_what_it_stops_at_is_an_error(source, data, tmp_path, line, code, words):

@@ -114,7 +114,7 @@ def check_missing(
     """
     images = without_junk(bare)
     total, bare = total - len(bare) + len(images), images
-    near = _near_captions(bare, ending)
+    near, report = _near_captions(bare, ending), findings.error if severity is Severity.ERROR else findings.warning
     beside: dict[str, list[str]] = defaultdict(list)
     for path, file in near.items():
         stem = Path(path).stem
@@ -126,14 +126,14 @@ def check_missing(
         if other == ending:
             message = f"{counted(len(paths), what, 'has', 'have')} a caption file whose name looks the same and is "
             message += f"written in another Unicode form (NFC or NFD), so that no trainer finds it ({both})"
-            findings.warning("unicode-form", place, message, "rename the captions to the images' very names", paths)
+            report("unicode-form", place, message, "rename the captions to the images' very names", paths)
             continue
         # What most images have is kept.
         change = f"set {key} = {other!r}" if key and len(paths) > total - len(bare) else f"rename them to {ending!r}"
         where = f"their caption in {other!r} files" if other else "a caption file whose name is written otherwise"
         said = f"{key or 'the ending'} is {ending!r}{' (the default)' if ending == default else ''}"
         message = f"{said}, but {share} {where} ({both}); {then}"
-        findings.warning("caption-extension", place, message, change if other else "rename them alike", paths)
+        report("caption-extension", place, message, change if other else "rename them alike", paths)
     missing = [path for path in bare if path not in near]
     if missing and not (severity is Severity.NOTE and len(missing) == total):
         message, remedy = uncaptioned(missing, total, then, f"{ending!r} file", what), "write them"

@@ -97,6 +97,16 @@ def test_a_text_of_another_image_is_nobody_elses(tmp_path):
     assert [one.code for one in findings] == ["missing-captions"]
 
 
+def test_where_a_trainer_stops_without_a_caption_one_of_nearly_its_name_is_an_error_too(tmp_path):
+    for name in ("a.mp4", "a.caption", "b.mp4"):
+        (tmp_path / name).touch()
+    findings, paths = Findings(), [str(tmp_path / name) for name in ("a.mp4", "b.mp4")]
+    check_missing(paths, 9, ".txt", "the trainer stops", "", findings, severity=Severity.ERROR, what="clip")
+    assert [(one.code, one.severity) for one in findings] == [
+        ("caption-extension", Severity.ERROR), ("missing-captions", Severity.ERROR),
+    ]  # fmt: skip
+
+
 @pytest.fixture
 def configs(tmp_path, monkeypatch):
     """Of each trainer one, and one for each kind of list, over 100 images of which `captioned` have a caption."""
