@@ -66,8 +66,8 @@ class EpochOptions:
             not be enlarged, pixels lost by scaling down count too.
         order: `shuffled` mixes the batches and spreads each bucket evenly; `ORDERS` has the others.
         run_length: steps of one shape in a row, with order `runs`.
-        largest_first: every epoch begins with one batch of each shape, the costliest first, so that what does not fit
-            into memory and what is compiled shows in the first minute.
+        largest_first: every epoch begins with one batch of each shape, the one that costs a rank most first, so that
+            what does not fit into memory and what is compiled shows in the first minute.
         open_shards: with order `local`, shards of one bucket each that are being read at any step: so many at most, or
             so many times `nodes` by all nodes together, of which one may read more than its part.
         resolution_mode: how several resolutions of an image are used; see `RESOLUTION_MODES`.
@@ -225,6 +225,11 @@ class PlanOptions(EpochOptions):
     def by_cost(self) -> bool:
         """Batches of several buckets may meet in a step."""
         return not self.one_shape
+
+    @property
+    def by_rank(self) -> bool:
+        """The steps or their order depend on the number of ranks, also where the global batch is the same."""
+        return self.by_cost or self.largest_first
 
     @property
     def tokens(self) -> npt.NDArray[np.int64] | None:

@@ -87,7 +87,7 @@ def with_largest_first(bucket: npt.NDArray[np.int32], cost: npt.NDArray[np.float
     """[S] numbers of the steps, with the costliest of each bucket at the head, the costliest of all first.
 
     Args:
-        bucket, cost: [S, W] what each rank trains in a step, and what it costs; or [S, 1] of all ranks together.
+        bucket, cost: [S, W] what each rank trains in a step, and what it costs.
     """
     falling = np.argsort(-cost.ravel(), kind="stable")
     _, first = np.unique(bucket.ravel()[falling], return_index=True)

@@ -51,8 +51,8 @@ def plan_epoch(
         epoch: 0 or more.
         done: what of the epoch has been trained already, as (global batch, steps, ranks) in order. The plan then holds
             the rest: the very steps that would have followed, or, with another global batch or number of ranks, the
-            images that are left, planned again. A global batch is a number or [K]. With step_shapes="one" it is (global
-            batch, steps), and the same steps follow on any number of ranks with the same global batch.
+            images that are left, planned again. A global batch is a number or [K]. With step_shapes="one" the same
+            steps follow on any number of ranks with the same global batch; ranks only count with `largest_first`.
         options: see `PlanOptions`.
 
     Raises:
@@ -149,11 +149,14 @@ class EpochPlanner:
         plan = plan.with_ledger(asked.total, [ledger_rows(asked.unplaced, -1, -1, -1, LedgerReason.NO_BUCKET)])
         part, moved = 0, plan.ledger_rows
         for global_batch, ranks, steps in trained:
-            if ranks != plan.world_size or not np.array_equal(global_batch, plan.global_batch):
+            other_ranks = ranks != plan.world_size
+            if (other_ranks and self.options.by_cost) or not np.array_equal(global_batch, plan.global_batch):
                 part += 1
                 left = untrained(plan, self.n_buckets, moved)
                 rest = self._planned(left, asked.demand, global_batch, ranks, seed, epoch, part)
                 plan, moved = replace(rest, first_step=plan.first_step), rest.ledger_rows
+            elif other_ranks:  # the same steps, of one bucket each, in the order that they have
+                plan = replace(plan, world_size=ranks)
             plan = plan.after(steps)
         return plan
 
@@ -165,7 +168,7 @@ class EpochPlanner:
 
     def position(self, start: EpochPosition, step: int) -> EpochPosition:
         """Where a run stands that went on from `start` with these plans and has trained `step` steps of the epoch."""
-        ranks = self.world_size if self.options.by_cost else None  # the plan depends on them
+        ranks = self.world_size if self.options.by_rank else None
         return start.at_step(step, one_or_all(self.global_batch), ranks)
 
     def _trained_part(self, part: Done) -> tuple[_GlobalBatch, int, int]:
@@ -173,9 +176,9 @@ class EpochPlanner:
         if len(part) not in (2, 3):
             raise PlanError(f"done holds {part!r}, but must hold (global batch, steps), or those and the ranks")
         size, steps, ranks = (*part, None)[:3]
-        world = self.world_size if ranks is None or not self.options.by_cost else whole("ranks", ranks, 1)
+        world = self.world_size if ranks is None or not self.options.by_rank else whole("ranks", ranks, 1)
         global_batch = as_global_batch(size, self.n_buckets)
-        if self.options.by_cost and (global_batch % world).any():
+        if self.options.by_rank and (global_batch % world).any():
             raise PlanError(f"global batch is {size!r}, but must be a multiple of the {world} ranks that trained it")
         return global_batch, world, whole("done", steps, 0)
 
@@ -211,8 +214,8 @@ class EpochPlanner:
                 counts = self._settled(demand, global_batch // group, seed, epoch)[0].per_bucket()
                 steps.append(step_count(counts, global_batch, group))
                 trainings.append(int(counts.sum()))
-            if self.options.stages is not None and self.options.equal_epochs:
-                _check_stages(steps, trainings, ranks)
+            if self.options.equal_epochs:
+                _check_equal(self.epochs, steps, trainings, ranks if self.options.stages is not None else None)
             self._alone[key] = steps
         return self._alone[key]
 
@@ -236,14 +239,19 @@ class EpochPlanner:
         return planned(draft, self.fingerprint, moves=self.demand_model.several_buckets)
 
 
-def _check_stages(steps: list[int], trainings: list[int], ranks: int) -> None:
-    """Refuse a stage that has too few images to be split into the steps of the longest one, an image for each rank."""
+def _check_equal(epochs: Sequence[int], steps: list[int], trainings: list[int], ranks: int | None) -> None:
+    """Refuse an epoch that has too few images to be split into the steps of the longest one.
+
+    Of stages, which give `ranks`, each of `epochs` is the first: there, a step needs an image for every rank.
+    """
     longest = max(steps)
-    for stage, (alone, count) in enumerate(zip(steps, trainings, strict=True), start=1):
-        if alone < longest > count // ranks:
+    for number, (epoch, alone, count) in enumerate(zip(epochs, steps, trainings, strict=True), start=1):
+        if alone < longest > count // (ranks or 1):
+            what, where = (f"epoch {epoch}", "epoch") if ranks is None else (f"stage {number}", "stage")
             raise PlanError(
-                f"stage {stage} trains too few images in an epoch ({count}) for the {longest} steps of another stage "
-                f"(ranks: {ranks}): raise the repeats of its images, or the batch size of the others"
+                f"{what} trains too few images in an epoch ({count}) for the {longest} steps of another {where}"
+                + ("" if ranks is None else f" (ranks: {ranks})")
+                + ": raise the repeats of its images, or the batch size of the others, or leave no remainder out"
             )
 
 

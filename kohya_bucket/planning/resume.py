@@ -35,7 +35,7 @@ class OtherDataError(ResumeError):
 class TrainedPart(NamedTuple):
     """Steps of an epoch that were trained with one global batch: so many images, or [K] for the buckets.
 
-    `ranks` is their number, where the plan depends on it (step_shapes="equal_cost").
+    `ranks` is their number, where the plan depends on it (`PlanOptions.by_rank`).
     """
 
     global_batch: int | list[int]

@@ -103,7 +103,7 @@ def planned(draft: Draft, fingerprint: Mapping[str, Any], *, moves: bool) -> Epo
         stage(draft)
     plan = draft.plan(fingerprint, moves=moves)
     if draft.options.largest_first:
-        plan = _largest_first(plan, draft)
+        plan = _largest_first(plan)
     return plan.with_ledger(draft.asked.trainings, draft.changes)
 
 
@@ -187,13 +187,8 @@ def _separate_repeats(draft: Draft) -> None:
 _STAGES = (_open_windows, _settle_remainders, _cut_batches, _fill_all_ranks, _order_steps, _separate_repeats)
 
 
-def _largest_first(plan: EpochPlan, draft: Draft) -> EpochPlan:
-    """The same steps, with the costliest of each shape at the head."""
-    if draft.options.by_cost:
-        buckets = np.stack([plan.rank_buckets(rank) for rank in range(draft.ranks)], axis=1)
-        costs = rank_costs(plan)
-    else:  # a saved position does not know the ranks, so a step counts as a whole
-        buckets = plan.bucket_of_step[:, None]
-        costs = (plan.length * draft.costs[plan.bucket_of_step])[:, None]
-    order = with_largest_first(buckets, costs)
+def _largest_first(plan: EpochPlan) -> EpochPlan:
+    """The same steps, with the one that costs a rank most of each shape at the head."""
+    buckets = np.stack([plan.rank_buckets(rank) for rank in range(plan.world_size)], axis=1)
+    order = with_largest_first(buckets, rank_costs(plan))
     return replace(plan, start=plan.start[order], length=plan.length[order], bucket_of_step=plan.bucket_of_step[order])

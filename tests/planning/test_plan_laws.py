@@ -176,13 +176,21 @@ def test_the_costliest_batch_of_each_shape_comes_first(case: dict, order: str, s
     ]
     assert steps[0] == steps[1]  # the same steps, each once
     buckets, costs = np.stack([first.rank_buckets(r) for r in ranks], axis=1), rank_costs(first)
-    if step_shapes == "one":  # of all ranks together, so that the order does not depend on their number
-        costs = np.repeat((first.length * first.item_costs[buckets[:, 0]])[:, None], len(ranks), axis=1)
     shapes = np.unique(buckets)
     head = len(shapes)
     for k in shapes.tolist():
         assert costs[:head][buckets[:head] == k].max() == costs[buckets == k].max()
     assert first.steps == 0 or costs[0].max() == costs.max()
+
+
+def test_a_rank_and_not_the_step_says_what_is_costly() -> None:
+    """One large image, which all ranks train, and five small ones, one for each rank."""
+    options = {"bucket_sizes": [(192, 192), (96, 128)], "largest_first": True, "step_shapes": "one"}
+    ids = [0, 1, 1, 1, 1, 1]
+    assert plan_epoch(ids, 1, world_size=5, **options).bucket_of_step.tolist() == [0, 1]
+    assert plan_epoch(ids, 5, **options).bucket_of_step.tolist() == [1, 0]
+    rest = plan_epoch(ids, 5, done=[(5, 1, 5)], **options)  # five ranks have trained the large one
+    assert [rest.bucket_of_step.tolist(), sorted(rest.indices(0, 0).tolist())] == [[1], [1, 2, 3, 4, 5]]
 
 
 @every_order

@@ -8,6 +8,7 @@ from plan_cases import SIZES, asked, trained
 
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning import EpochPlanner, plan_epoch
+from kohya_bucket.planning.options import STEP_SHAPES
 
 
 @st.composite
@@ -139,11 +140,52 @@ def test_more_resolutions_than_numpy_takes_choices() -> None:
     assert of_image[3] in ids[3]
 
 
-def test_an_epoch_that_leaves_everything_out() -> None:
-    """Another epoch has a whole batch, this one none, and nothing to split."""
-    case = {"bucket_ids": np.array([[0, 1], [0, 2]]), "resolution_mode": "weighted", "resolution_weights": [3, 1]}
-    plans = [
-        plan_epoch(**case, batch_size=2, remainder="drop", small_buckets="drop", equal_epochs=True, epoch=e)
-        for e in range(4)
-    ]
-    assert {plan.steps for plan in plans} == {0, 1}
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (
+            {"bucket_ids": [[0, 1], [0, 2]], "resolution_mode": "weighted", "resolution_weights": [3, 1]},
+            r"epoch 1 trains too few images in an epoch \(0\) for the 1 steps of another epoch",
+        ),
+        ({"bucket_ids": [[3, 2, 5], [-1, 3, -1]], "resolution_mode": "rotate", "world_size": 7}, r"epoch 0 .* \(0\)"),
+    ],
+)
+def test_epochs_that_leave_everything_out_are_as_long_as_no_other(case: dict, message: str) -> None:
+    options = {"remainder": "drop", "small_buckets": "drop", "batch_size": 2}
+    steps = {plan_epoch(**case, **options, epoch=epoch).steps for epoch in range(4)}
+    assert 0 in steps
+    assert len(steps) > 1
+    for epoch in range(4):
+        with pytest.raises(PlanError, match=message):
+            plan_epoch(**case, **options, epoch=epoch, equal_epochs=True)
+
+
+@given(
+    ids=st.integers(1, 3).flatmap(
+        lambda r: st.lists(st.lists(st.integers(-1, 4), min_size=r, max_size=r), min_size=1, max_size=14)
+    ),
+    batch=st.integers(1, 5), ranks=st.integers(1, 7), mode=st.sampled_from(["rotate", "weighted", "schedule"]),
+    step_shapes=st.sampled_from([*STEP_SHAPES]), remainder=st.sampled_from(["keep", "pad", "drop"]),
+    small=st.sampled_from(["keep", "pad", "drop"]),
+)  # fmt: skip
+def test_equal_epochs_are_equal_or_refused(ids, batch, ranks, mode, step_shapes, remainder, small) -> None:
+    options = {"resolution_mode": mode, "step_shapes": step_shapes, "remainder": remainder}
+    if remainder == "drop":
+        options["small_buckets"] = small
+    if mode == "weighted":
+        options["resolution_weights"] = [2, 1, 1][: len(ids[0])]
+    if mode == "schedule":
+        if len(ids[0]) == 1:
+            return
+        options["resolution_epochs"] = [1] * (len(ids[0]) - 1)
+    planner = EpochPlanner(ids, batch, world_size=ranks, equal_epochs=True, **options)
+    try:
+        plans = [planner.plan(5, epoch) for epoch in planner.epochs]
+    except PlanError:
+        alone = EpochPlanner(ids, batch, world_size=ranks, **options)
+        plans = [alone.plan(5, epoch) for epoch in planner.epochs]
+        trained = [int(plan.length.sum()) for plan in plans]
+        assert min(trained) < max(plan.steps for plan in plans)  # an image for each step is not there
+        return
+    assert len({plan.steps for plan in plans}) == 1
+    assert all(len(plan.indices(step, rank)) for plan in plans for step in range(plan.steps) for rank in range(ranks))
