@@ -115,7 +115,7 @@ def _batches_class(theirs: ModuleType) -> Any:
             return len(self.planned) * int(self.num_processes)
 
         def __iter__(self) -> Iterator[list[int]]:
-            batches = iter(self.planned if self.awake else ())
+            batches: Iterator[list[int]] = self.planned._own_batches() if self.awake else iter(())
             if self.counted:
                 self.planned.handed_out = 0
             return batches

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -102,24 +101,6 @@ def agree_on(plan: EpochPlan, names_digest: str | None = None, names: Callable[[
     }  # fmt: skip
     remedy = "Give all ranks the same data, settings, seed and epoch"
     agree(compared, gather_soon, "is about to train another plan", remedy, deciding="hash", names=names)
-
-
-def refuse_another_deal(sampler: Any) -> None:
-    """Raises `PlanError` where the loader that accelerate is reading now would deal a rank's own batches out once more.
-
-    `accelerator.prepare` makes such a loader, and counts its epochs from 0 in every program.
-    """
-    state = sys.modules.get("accelerate.state")
-    if state is None or not state.GradientState._shared_state:
-        return
-    batches = getattr(state.GradientState().active_dataloader, "batch_sampler", None)
-    while batches is not None and getattr(batches, "planned", None) is not sampler:
-        if batches is sampler:
-            raise PlanError(
-                "accelerator.prepare would deal out a second time what this sampler has dealt out to the processes: "
-                "prepare the loader with kohya_bucket.prepare_loader(accelerator, loader)"
-            )
-        batches = getattr(batches, "batch_sampler", None)
 
 
 class MeetingPlace(NamedTuple):

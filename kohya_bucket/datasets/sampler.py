@@ -17,8 +17,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from kohya_bucket.buckets.arrays import runs
 from kohya_bucket.checks import array_of, as_flag, integer, one_of, opened_by_numpy, whole
-from kohya_bucket.datasets.agreement import agree_on, given_rank, refuse_another_deal, world
+from kohya_bucket.datasets.agreement import agree_on, given_rank, world
 from kohya_bucket.datasets.planned_index import rank_indices
+from kohya_bucket.datasets.readers import let_count_on, refuse_another_deal
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning import (
     ORDERS,
@@ -190,6 +191,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         # Where the next iteration starts, and how far the last one was read.
         self._start = self._read_to = EpochPosition(integer("seed", seed), 0)
         self._steps_before = self._epoch_steps = 0  # of its epoch: steps before it, and in all; 0: none was begun
+        self._fresh = True  # no epoch was named, loaded or begun
         self.accelerated = False  # by prepare_loader, whose loader counts:
         self.handed_out: int | None = None  # batches of this iteration
         planner = self._planner(1 if self._replicas is None else self._replicas[0])
@@ -231,6 +233,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         Raises:
             PlanError: no whole number, or a negative one.
         """
+        self._fresh = False
         if (number := whole("epoch", epoch, 0)) != self._start.epoch:
             self._move_to(EpochPosition(self.seed, number))
 
@@ -252,11 +255,16 @@ class BucketBatchSampler(Sampler[list[int]]):
         return plan.first_step + plan.steps
 
     def __iter__(self) -> Iterator[list[int]]:
+        refuse_another_deal(self, fresh=self._fresh)
+        return self._own_batches()
+
+    def _own_batches(self) -> Iterator[list[int]]:
+        """What iterating yields, for a loader that deals out nothing, whatever is around it."""
         self.handed_out = None
         return self._batches(self._start)
 
     def _batches(self, start: EpochPosition) -> Iterator[list[int]]:
-        refuse_another_deal(self)
+        self._fresh = False
         replicas, rank = self._ranks
         planner = self._planner(replicas)
         plan = planner.plan_at(start)
@@ -331,10 +339,11 @@ class BucketBatchSampler(Sampler[list[int]]):
         position = EpochPosition.from_state_dict(state, self._fingerprint(planner))
         ended = position.done and not planner.plan_at(position).steps
         self._move_to(position.next_epoch() if ended else position)
+        let_count_on(self)
 
     def _move_to(self, position: EpochPosition) -> None:
         self._start = self._read_to = position
-        self._epoch_steps = 0
+        self._epoch_steps, self._fresh = 0, False
 
     @property
     def _ranks(self) -> tuple[int, int]:

@@ -94,19 +94,23 @@ def refusals(log: Log) -> None:
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration
 
-    for dispatch, split, even in itertools.product([None, False, True], [False, True], [True, False]):
-        settings = DataLoaderConfiguration(dispatch_batches=dispatch, split_batches=split, even_batches=even)
+    ways = [(*way, 0, False) for way in itertools.product([None, False, True], [False, True], [True, False])]
+    if "use_stateful_dataloader" in DataLoaderConfiguration.__dataclass_fields__:
+        ways += [(None, split, True, workers, True) for split in (False, True) for workers in (0, 2)]
+    for dispatch, split, even, workers, stateful in ways:
+        more = {"use_stateful_dataloader": True} if stateful else {}
+        settings = DataLoaderConfiguration(dispatch_batches=dispatch, split_batches=split, even_batches=even, **more)
         accelerator = Accelerator(cpu=True, dataloader_config=settings)
         for prepare in (prepare_loader, Accelerator.prepare_data_loader, Accelerator.prepare):
-            loader = DataLoader(Images(), batch_sampler=BucketBatchSampler(IDS, BATCH * accelerator.num_processes))
+            sampler = BucketBatchSampler(IDS, BATCH * accelerator.num_processes)
+            loader, refused = DataLoader(Images(), batch_sampler=sampler, num_workers=workers), ""
             try:
                 made = prepare(accelerator, loader)
                 if accelerator.is_main_process or not dispatch:  # others wait for what the first process reads
                     next(iter(made))
             except (PlanError, ValueError) as error:
-                log.write(way=[prepare.__name__, dispatch, split, even], refused=str(error))
-            else:
-                log.write(way=[prepare.__name__, dispatch, split, even], refused="")
+                refused = str(error)
+            log.write(way=[prepare.__name__, dispatch, split, even], refused=refused)
 
 
 def resume(folder: Path) -> None:

@@ -107,7 +107,7 @@ def missed_and_repeated(
 def check_refusals(logs: list[list[dict]]) -> None:
     """accelerate's own `prepare` is refused in every setting, ours where batches would be dealt out again."""
     rows = [(rank, row) for rank, log in enumerate(logs) for row in log if "refused" in row]
-    assert len(rows) == len(logs) * 36
+    assert len(rows) in (len(logs) * 36, len(logs) * 48)  # fewer where accelerate knows no stateful loader
     for rank, row in rows:
         name, dispatch, split, _ = row["way"]
         if name != "prepare_loader" and dispatch and rank:

@@ -1,12 +1,16 @@
 """The sampler in one process: torch's and torchdata's loaders, epochs, positions."""
 
+import copy
 import json
 import pickle
+from functools import partial
 from itertools import islice
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 from kohya_bucket import BucketBatchSampler, KohyaBuckets
@@ -190,6 +194,110 @@ def test_stateful_data_loader(workers: int, stop) -> None:
     if stop == 3:
         assert epoch_of(second) == full[steps:]
     assert epoch_of(second) == planned(1)
+
+
+def nodes_of(kind: str, sampler: BucketBatchSampler, prebatch: int | None = None):
+    """A loader of torchdata's nodes, read in threads or not."""
+    from torchdata import nodes
+
+    node = nodes.IterableWrapper(sampler) if kind == "iterable" else nodes.SamplerWrapper(sampler)
+    if kind == "parallel":
+        node = nodes.ParallelMapper(node, list, num_workers=2, method="thread", prebatch=prebatch)
+    return nodes.Loader(nodes.Prefetcher(node, 3) if kind == "prefetched" else node)
+
+
+def stateful_of(sampler: BucketBatchSampler):
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return StatefulDataLoader(range(len(IDS)), batch_sampler=sampler, collate_fn=list)
+
+
+class Plain:
+    """A loop without a loader, which saves what it has read, or what it says that it has trained."""
+
+    def __init__(self, sampler: BucketBatchSampler, *, told: bool = False, counted: bool = False) -> None:
+        self.sampler, self.told, self.counted, self.step = sampler, told, counted, 0
+        self.load_state_dict = sampler.load_state_dict
+
+    def __iter__(self):
+        if self.counted:  # a loop that names each epoch
+            self.sampler.set_epoch(self.sampler.epoch)
+        self.step = self.sampler.plan().first_step
+        for batch in self.sampler:
+            self.step += 1
+            yield batch
+
+    def state_dict(self):
+        return self.sampler.state_dict(self.step if self.told else None)
+
+
+CARRIERS = {
+    "read": Plain,
+    "told": partial(Plain, told=True),
+    "counted": partial(Plain, counted=True),
+    "stateful": stateful_of,
+    **{kind: partial(nodes_of, kind) for kind in ("node", "iterable", "parallel", "prefetched")},
+}
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize(
+    "carrier",
+    [pytest.param(one, marks=[pytest.mark.long] * (one in ("parallel", "prefetched"))) for one in CARRIERS],
+)
+@given(epochs=st.integers(0, 2), batches=st.integers(0, 9), size=st.sampled_from([16, 30]), beyond=st.booleans())
+def test_wherever_a_state_is_saved_the_next_batch_follows(
+    carrier: str, epochs: int, batches: int, size: int, beyond: bool
+) -> None:
+    """Also at the end of an epoch, and before the first batch of the next one is asked for."""
+    pytest.importorskip("torchdata")
+    left = [batch for epoch in range(8) for batch in planned(epoch, size)]
+    lasts = [planned(epoch, size)[-1] for epoch in range(8)]
+
+    def took(batches) -> list[list[int]]:
+        got = [list(batch) for batch in batches]
+        assert got == left[: len(got)]
+        del left[: len(got)]
+        return got
+
+    state = None
+    for _ in range(2):
+        loader = CARRIERS[carrier](BucketBatchSampler(IDS, size))
+        if state is not None:
+            loader.load_state_dict(state)
+        for _ in range(epochs):
+            assert took(loader)[-1] in lasts
+        reader = iter(loader)
+        got = took(islice(reader, batches))
+        if beyond and got and got[-1] in lasts:
+            assert next(reader, None) is None
+        state = copy.deepcopy(loader.state_dict())
+        del reader
+    loader = CARRIERS[carrier](BucketBatchSampler(IDS, size))
+    loader.load_state_dict(state)
+    for _ in range(2):
+        assert took(loader)[-1] in lasts
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("batches", "beyond"), [(0, False), (1, False), (3, False), (6, False), (7, False), (7, True)])
+def test_the_end_of_an_epoch_of_nodes_that_batch_twice_is_refused(batches: int, beyond: bool) -> None:
+    """Of seven batches, put together by three; elsewhere they go on."""
+    pytest.importorskip("torchdata")
+    loader = nodes_of("parallel", BucketBatchSampler(IDS, 30), prebatch=3)
+    assert [list(batch) for batch in loader] == planned(0, 30)
+    reader = iter(loader)
+    assert list(map(list, islice(reader, batches))) == planned(1, 30)[:batches]
+    if beyond:
+        assert next(reader, None) is None
+    state = copy.deepcopy(loader.state_dict())
+    resumed = nodes_of("parallel", BucketBatchSampler(IDS, 30), prebatch=3)
+    resumed.load_state_dict(state)
+    if batches == 7:
+        with pytest.raises(PlanError, match=r"at the end of epoch 1, .*SamplerWrapper\(sampler, initial_epoch=2\)"):
+            iter(resumed)
+    else:
+        assert [list(map(list, resumed)) for _ in range(2)] == [planned(1, 30)[batches:], planned(2, 30)]
 
 
 @pytest.mark.long

@@ -1,5 +1,6 @@
 """`prepare_loader` and accelerate's loaders, rank by rank in one process."""
 
+from itertools import product
 from types import SimpleNamespace
 
 import accelerate.data_loader as accelerate_loader
@@ -164,6 +165,66 @@ def test_what_would_tear_batches_apart_is_refused() -> None:
             prepare_loader(SimpleNamespace(**{option: True}), plain)
     with pytest.raises(PlanError, match=r"batch sampler is a BatchSampler.*give the loader to accelerator\.prepare"):
         prepared(BatchSampler(SequentialSampler(IDS), 4, False))
+
+
+TOUCHES = {
+    "as it is": lambda loader: loader,
+    "a state saved": lambda loader: loader.state_dict(),
+    "a state loaded": lambda loader: loader.load_state_dict({}),
+    "its length asked": len,
+}
+
+
+def dealt_again(workers: int, images: int, touch: str, skip: int, **options: object) -> None:
+    """The first batch of a loader that accelerate's own `prepare` made."""
+    sampler, ranks, rank = BucketBatchSampler(IDS[:images], 6), options.pop("ranks"), options.pop("rank")
+    plain = DataLoader(list(range(images)), batch_sampler=sampler, num_workers=workers)
+    loader = accelerator_of(ranks, rank, **options).prepare_data_loader(plain)
+    TOUCHES[touch](loader)
+    wrapped = accelerate_loader.skip_first_batches(loader, skip) if skip else loader
+    try:
+        next(iter(wrapped))
+    finally:
+        wrapped.end()
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # of iterators that were never whole
+@pytest.mark.parametrize("touch", TOUCHES)
+@pytest.mark.parametrize("dealt", ["", "split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler"])
+def test_batches_are_dealt_out_once_in_whatever_order_they_are_read(dealt: str, touch: str) -> None:
+    """Also where a loader with workers has read a whole epoch before it is iterated."""
+    options = {dealt: dealt != "even_batches"} if dealt else {}
+    if dealt == "dispatch_batches":
+        options["put_on_device"] = True
+    for (ranks, rank), workers, images, skip, stateful in product(
+        [(1, 0), (2, 0), (2, 1), (3, 2)], [0, 2], [len(IDS), 6], [0, 2], [False, True]
+    ):
+        if workers and (skip or dealt or rank == 2):
+            continue
+        if stateful or touch in ("as it is", "its length asked"):
+            with pytest.raises(PlanError, match=r"kohya_bucket\.prepare_loader\(accelerator, loader\)"):
+                dealt_again(
+                    workers, images, touch, skip, ranks=ranks, rank=rank, use_stateful_dataloader=stateful, **options
+                )
+
+
+@pytest.mark.parametrize("named", ["", "set_epoch", "load_state_dict", "begun"])
+def test_batches_are_skipped_in_no_epoch_that_nobody_named(named: str) -> None:
+    """A plain loader, of which `skip_first_batches` leaves out some: by itself it would begin with epoch 0."""
+    sampler, epoch = BucketBatchSampler(IDS, 4), 0
+    if named == "set_epoch":
+        sampler.set_epoch(epoch := 3)
+    if named == "load_state_dict":
+        sampler.load_state_dict({**BucketBatchSampler(IDS, 4).state_dict(), "epoch": (epoch := 2)})
+    if named == "begun":
+        epoch = len([list(sampler)])
+    rest = accelerate_loader.skip_first_batches(DataLoader(list(range(len(IDS))), batch_sampler=sampler), 5)
+    if named:
+        assert lists(rest) == list(plan_epoch(IDS, 4, epoch=epoch).rank_batches(0, 5))
+    else:
+        with pytest.raises(PlanError, match="not told in which epoch, and would begin with epoch 0: prepare the"):
+            next(iter(rest))
 
 
 def test_a_state_without_a_position_is_refused() -> None:

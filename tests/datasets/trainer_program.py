@@ -3,6 +3,8 @@
     trainer_program.py RANK RANKS PORT TRAINER FOLDER WORKERS whole     three epochs, saved in the middle of the second
     trainer_program.py RANK RANKS PORT TRAINER FOLDER WORKERS resume    a fresh program that goes on from there
 
+With STOP=0 in the environment, the state is that of the first epoch's end.
+
 Every rank writes the images of each batch that it trains into FOLDER, a line of JSON for each.
 """
 
@@ -19,9 +21,11 @@ from torch.utils.data import DataLoader, Dataset
 from kohya_bucket import BucketBatchSampler, prepare_loader
 from kohya_bucket.buckets import Bucket
 from kohya_bucket.datasets.items import register_bucket_collation
+from kohya_bucket.errors import PlanError
 
 IDS = np.random.RandomState(5).choice(4, 37, p=[0.5, 0.3, 0.15, 0.05])
-BATCH, EPOCHS, STOP = 2, 3, 4  # STOP: steps of the second epoch after which a state is saved
+BATCH, EPOCHS = 2, 3
+STOP = int(os.environ.get("STOP", "4"))  # steps of the second epoch after which a state is saved
 
 
 class Items(Dataset):
@@ -72,7 +76,8 @@ def by_trainer(folder: Path, workers: int, part: str, *, plain: bool = False) ->
     trainer = Planned(
         Model(), TrainingArguments(
             str(folder / "states"), num_train_epochs=EPOCHS, save_steps=saved, use_cpu=True, report_to=[],
-            remove_unused_columns=False, disable_tqdm=True, ddp_backend="gloo" if ranks > 1 else None,
+            remove_unused_columns=False, save_only_model=True, disable_tqdm=True,
+            ddp_backend="gloo" if ranks > 1 else None,
         ), train_dataset=Items(),
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=str(folder / "states" / f"checkpoint-{saved}") if part == "resume" else None)
@@ -141,4 +146,8 @@ if __name__ == "__main__":
     if ranks != "1":
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, **address}
-    WAYS[way](Path(folder), int(workers), part)
+    try:
+        WAYS[way](Path(folder), int(workers), part)
+    except PlanError as error:
+        with (Path(folder) / f"rank{rank}.jsonl").open("a", encoding="utf-8") as log:
+            log.write(json.dumps(["refused", str(error)]) + "\n")

@@ -28,7 +28,7 @@ def made(rank: int, stateful: bool = True) -> tuple:
 @reported(
     "transformers' Trainer with a batch sampler of one's own, `resume_from_checkpoint` in mid-epoch: other images",
     trainer="accelerate's `skip_first_batches` and `set_epoch` reach no custom batch sampler: another epoch's order",
-    here="0 missed, 0 repeated, on 1 and 2 processes, with a prepared loader and a plain one",
+    here="0 missed, 0 repeated, on 1 and 2 processes (4.54, 5.24); a loader that is not prepared is refused in 4.54",
     command="pytest -m '' tests/datasets/test_trainers_of_others.py",
     origin="the batches of an epoch without a stop",
 )
