@@ -132,7 +132,9 @@ def test_images_that_no_epoch_trains_are_named(folder):
     config = write(lone, rest=table)
     assert "never-trained" not in findings(config)[0]
     config = write(lone, rest=table + "\nsmall_buckets = 'drop'")
-    assert "1 image is never trained (0.png)" in findings(config)[0]["never-trained"]["message"]
+    found = findings(config, code=1)[0]["never-trained"]  # the only one, so that the training could not begin
+    assert found["severity"] == "error"
+    assert "1 image is never trained (0.png)" in found["message"]
 
 
 def test_names_are_printed_as_they_are(folder):

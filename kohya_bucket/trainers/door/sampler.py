@@ -71,8 +71,11 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         self._rest: EpochPosition | None = None
         self._start = EpochPosition(self.seed, self.epoch)
         self._current = self.plan
+        never = left_over(planner, self.world_size)[1]
+        if current_epoch is not None and never and not self._current.steps:
+            end_run(f"no batch is left to train: {never}")
         if current_epoch is not None and is_first_process():
-            for line in (left_over(planner, self.world_size)[1], splits_of_stages(planner, self.world_size)):
+            for line in (never, splits_of_stages(planner, self.world_size)):
                 if line:
                     logger.warning("%s", one_line(line))
 

@@ -70,7 +70,8 @@ def _planned(section: Section, read: Config, options: AdapterOptions, show: Show
         _name_misfits(section, dataset, read.path)
     for row in seen.gpus:
         if row.never_trained:
-            section.findings.warning("never-trained", "", row.left_over, names=row.never_trained)
+            add = section.findings.warning if row.steps else section.findings.error
+            add("never-trained", "", row.left_over, names=row.never_trained)
     return left_out - trained
 
 
