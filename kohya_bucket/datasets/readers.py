@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
 from kohya_bucket.errors import PlanError
 
 _PREPARE = "prepare the loader with kohya_bucket.prepare_loader(accelerator, loader)"
@@ -20,6 +22,12 @@ def _callers() -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def dataset_being_read() -> Any:
+    """What the loader that reads now loads from; None without one of torch's."""
+    readers = (frame.f_locals.get("self") for frame in _callers())
+    return next((one._dataset for one in readers if isinstance(one, _BaseDataLoaderIter)), None)
 
 
 def refuse_another_deal(sampler: Any, *, fresh: bool) -> None:

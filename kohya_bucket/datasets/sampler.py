@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import ConcatDataset, Sampler, Subset
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from kohya_bucket.buckets.arrays import runs
 from kohya_bucket.checks import array_of, as_flag, integer, one_of, opened_by_numpy, whole
 from kohya_bucket.datasets.agreement import agree_on, given_rank, world
 from kohya_bucket.datasets.planned_index import rank_indices
-from kohya_bucket.datasets.readers import let_count_on, refuse_another_deal
+from kohya_bucket.datasets.readers import dataset_being_read, let_count_on, refuse_another_deal
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning import (
     ORDERS,
@@ -86,17 +83,6 @@ _WHOLE_DATASETS = (
     "to train a part of a dataset, give the dataset itself and repeats=, 0 for each image that is left out; to join "
     "several, make one dataset of all their files (docs/tutorial-loop.md, Split and join)"
 )
-
-
-def _dataset_of_reader() -> Any:
-    """What the loader that reads now loads from, of which torch does not tell a sampler; None without a loader."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        reader = frame.f_locals.get("self")
-        if isinstance(reader, _BaseDataLoaderIter):
-            return reader._dataset
-        frame = frame.f_back
-    return None
 
 
 def _refuse_new_numbers(dataset: Any) -> None:
@@ -269,7 +255,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         planner = self._planner(replicas)
         plan = planner.plan_at(start)
         if plan.moves:
-            _refuse_new_numbers(_dataset_of_reader())
+            _refuse_new_numbers(dataset_being_read())
         if replicas > 1:
             agree_on(plan, self._digest_of_names, self._image_names)
         self._start = self._read_to = start

@@ -127,6 +127,8 @@ def test_a_rank_with_other_files_is_told_the_first_that_differs(monkeypatch):
     )
     with pytest.raises(RanksDifferError, match=r"rank 1\): image 0 is 'cats/0.png', now 'dogs/0.png'. Every process"):
         sampler_of({}, 2, names=exchanged)
+
+
 def test_a_training_without_a_batch_ends_before_it_begins(capsys):
     with pytest.raises(SystemExit) as ended:
         sampler_of({"remainder": "drop", "small_buckets": "drop"}, 61)
