@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -18,13 +19,15 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.images import MetadataCache, read_sizes
 from kohya_bucket.images.clips import read_clips
-from kohya_bucket.images.formats import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS, is_video
-from kohya_bucket.images.listing import absolute_paths
+from kohya_bucket.images.formats import CAPTION_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS, is_video
+from kohya_bucket.images.listing import absolute_paths, are_there
 from kohya_bucket.images.parallel import Engine, Progress
 from kohya_bucket.images.pixels import decode_all
+from kohya_bucket.images.remote import is_url
 from kohya_bucket.images.size_table import read_named_sizes
 from kohya_bucket.texts import counted
-from kohya_bucket.trainers.door.findings import Teller
+from kohya_bucket.trainers.door.captions import check_broken, check_missing, read_captions
+from kohya_bucket.trainers.door.findings import Finding, Findings, Teller, note_subfolders
 from kohya_bucket.trainers.door.programs import Programs
 from kohya_bucket.trainers.door.subject import DEEP, TRANSPARENT, ClipFacts, ImageTable, Subject
 
@@ -93,10 +96,28 @@ def _with_others_of(before: MetadataCache, scanned: MetadataCache) -> MetadataCa
     return others.joined(scanned)
 
 
+def look_at_captions(sources: Sequence[str], paths: Sequence[str], reading: Reading) -> Findings:
+    """What stops or spoils a training of images and is not in them: subfolders, and the captions beside them."""
+    findings, folders = Findings(), {os.path.abspath(source) for source in sources if os.path.isdir(source)}  # noqa: PTH100, PTH112
+    paths = [path for path in paths if not is_url(path)]
+    below = [path for path in paths if os.path.dirname(os.path.abspath(path)) not in folders]  # noqa: PTH100, PTH120
+    if folders and len(below) < len(paths):
+        note_subfolders(below, "a trainer", "", "dataset", findings)
+    stems = [os.path.splitext(path)[0] for path in paths]  # noqa: PTH122
+    there = {ending: are_there(stem + ending for stem in stems) for ending in CAPTION_EXTENSIONS}
+    ending = max(CAPTION_EXTENSIONS, key=lambda one: sum(there[one]))
+    with reading.progress("reading captions"):
+        captions = [stem + ending for stem, has_one in zip(stems, there[ending], strict=True) if has_one]
+        check_broken(read_captions(captions)[1], "a trainer", "", findings)
+    bare = [path for path, has_one in zip(paths, there[ending], strict=True) if not has_one]
+    check_missing(bare, len(paths), ending, "an empty caption is trained", "", findings, key="")
+    return findings
+
+
 def from_folders(
     sources: list[str], options: RuleArguments, batch_size: int, reading: Reading, programs: Programs
-) -> list[Subject]:
-    """One dataset of all images that `sources` name, and one of all clips."""
+) -> tuple[list[Subject], list[Finding]]:
+    """One dataset of all images that `sources` name, and one of all clips; and what is beside them."""
     if not sources:
         raise ConfigError("nothing to analyse: name a folder, e.g. kohya-bucket analyze data/, or give --config")
     name = ", ".join(Path(source).name or Path(source).resolve().name for source in sources)
@@ -110,19 +131,20 @@ def from_folders(
         orientation = tars.rows["orientation"].astype(np.uint8)
         names = [tars.name(i) for i in range(len(tars))]
         images = ImageTable.sized(names, tars.sizes, orientation=orientation, failures=tars.reasons, captions=())
-        return [subject(name, images)]
+        return [subject(name, images)], []
     if (table := size_table_in(sources, **more)) is not None:
         names, sizes = read_named_sizes(table)
         sized = sizes.min(axis=1, initial=1) > 0
         if without := len(names) - int(sized.sum()):
             say(f"{counted(without, 'image')} of {table} left out: without a size", err=True)
-        return [subject(name, ImageTable.sized(names, sizes, captions=()).take(np.flatnonzero(sized)))]
+        return [subject(name, ImageTable.sized(names, sizes, captions=()).take(np.flatnonzero(sized)))], []
     paths = images_in(sources, recursive=reading.recursive, extensions=IMAGE_EXTENSIONS | VIDEO_EXTENSIONS)
     clips = list(filter(is_video, paths))
     if clips:
         paths = [path for path in paths if not is_video(path)]
-    subjects = []
+    subjects, findings = list[Subject](), list[Finding]()
     if paths:
+        findings += look_at_captions(sources, paths, reading)
         images = reading.table(paths)
         subjects.append(subject(name, reading.decoded(images.without_unlisted(not_read(images.paths)))))
     if clips and paths and importlib.util.find_spec("av") is None:
@@ -131,4 +153,4 @@ def from_folders(
     elif clips:
         facts, images = reading.clips(clips)
         subjects.append(subject(f"{name}, clips", images, facts))
-    return subjects
+    return subjects, findings

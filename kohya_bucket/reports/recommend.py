@@ -58,7 +58,7 @@ class Recommendation:
         why: what is wrong now, in one sentence.
         gain, cost: what gets better and what gets worse, measured; `cost` may be empty.
         before, after: the placements in numbers.
-        listed: which of `Analysis.lists` has the files, where the advice is about files.
+        listed: which of `Analysis.lists` has the files, where the advice is about files; count: how many it is about.
         must: the trainer refuses the value that it has now.
     """
 
@@ -71,6 +71,7 @@ class Recommendation:
     before: Summary
     after: Summary
     listed: str = ""
+    count: int = 0
     must: bool = False
 
     @property
@@ -150,17 +151,18 @@ def about_files(analysis: Analysis) -> Iterator[Recommendation]:
     if broken := images.failures:
         fix = "repair or remove" + _fix([images.paths[i] for i in broken], "; {} sets aside what cannot be decoded")
         gain, why = f"{counted(len(broken), 'more image')}, or a clean log", "They are not trained"
-        yield _unmeasured(analysis, f"{len(broken):,} unreadable", fix, why, gain, "broken")
+        yield _unmeasured(analysis, f"{len(broken):,} unreadable", fix, why, gain, "broken", len(broken))
     if unlisted := images.unlisted:
         fix, gain = fix_command(images.paths[i] for i in unlisted), counted(len(unlisted), "more image")
         current, why = f"{len(unlisted):,} named as no trainer lists them", "They are not trained"
-        yield _unmeasured(analysis, current, f"convert or rename: {fix}", why, gain, "not_listed")
+        yield _unmeasured(analysis, current, f"convert or rename: {fix}", why, gain, "not_listed", len(unlisted))
     if misread := images.misread:
         deep = [images.paths[i] for i, why in misread.items() if why == DEEP]
         ways = [f"bring 16-bit grey to 8 bits: {fix_command(deep)}"] if deep else []
         ways += ["put transparent ones onto a background"] if len(deep) < len(misread) else []
         why, gain = "Trainers see other pixels than people do", f"{len(misread):,} trained as they are seen"
-        yield _unmeasured(analysis, f"{len(misread):,} read as something else", "; ".join(ways), why, gain, "misread")
+        current = f"{len(misread):,} read as something else"
+        yield _unmeasured(analysis, current, "; ".join(ways), why, gain, "misread", len(misread))
     long = too_long(analysis.images.sizes, analysis.placement)
     if count := int(long.sum()):
         sizes, loss = analysis.images.sizes[long].astype(np.float64), analysis.placement.crop_loss[long]
@@ -188,9 +190,11 @@ def _fix(paths: list[str], says: str) -> str:
     return "" if any(others) else says.format(fix_command(paths))
 
 
-def _unmeasured(analysis: Analysis, current: str, proposed: str, why: str, gain: str, listed: str) -> Recommendation:
+def _unmeasured(
+    analysis: Analysis, current: str, proposed: str, why: str, gain: str, listed: str, count: int
+) -> Recommendation:
     """Of files whose change shows in no placement."""
-    return Recommendation("files", current, proposed, why, gain, "", analysis.summary, analysis.summary, listed)
+    return Recommendation("files", current, proposed, why, gain, "", analysis.summary, analysis.summary, listed, count)
 
 
 def misfits(analysis: Analysis) -> Mask:
@@ -224,6 +228,7 @@ def _turned(analysis: Analysis) -> Iterator[Recommendation]:
             "files", f"{len(turned):,} turned or mirrored by EXIF", f"turn the pixels{fix}",
             f"Training ignores the tag ({say_orientations(images.orientation[turned].tolist())})",
             f"trained as they are seen, {moved:,} of them in another bucket", cost, before, after, "exif_rotated",
+            len(turned),
         )  # fmt: skip
 
 
@@ -235,7 +240,7 @@ def _copies(analysis: Analysis) -> Iterator[Recommendation]:
         yield Recommendation(
             "files", counted(int(spare.sum()), "copy"), "keep one of each group",
             f"{counted(len(duplicates), 'image', 'is', 'are')} there more than once, and trained that much more often",
-            _samples(analysis.summary, after), "", analysis.summary, after, "duplicates",
+            _samples(analysis.summary, after), "", analysis.summary, after, "duplicates", int(spare.sum()),
         )  # fmt: skip
 
 
@@ -243,7 +248,7 @@ def _without(analysis: Analysis, left_out: Mask, current: str, proposed: str, wh
     before, after = analysis.summary, _summary_of(analysis, ~left_out, analysis.subject.rule)
     gain, cost = differences(before, after)
     cost = "; ".join(filter(None, (_samples(before, after), cost)))
-    return Recommendation("files", current, proposed, why, gain, cost, before, after, listed)
+    return Recommendation("files", current, proposed, why, gain, cost, before, after, listed, int(left_out.sum()))
 
 
 def _summary_of(analysis: Analysis, kept: Mask, rule: BucketRule) -> Summary:
@@ -414,8 +419,7 @@ def recommend(analysis: Analysis) -> list[Recommendation]:
     """
     if not analysis.summary.placed and not len(analysis.unplaced):
         return []
-    counts = {listed.key: len(listed.images) for listed in analysis.lists}
-    files = sorted(about_files(analysis), key=lambda one: (list(HARM).index(one.harm), -counts.get(one.listed, 0)))
+    files = sorted(about_files(analysis), key=lambda one: (list(HARM).index(one.harm), -one.count))
     return [*files, *_about_settings(analysis)]
 
 

@@ -204,8 +204,9 @@ def test_files_come_before_settings_and_can_be_listed(mixed, tmp_path) -> None:
     settings = [r["setting"] for r in found]
     assert settings == sorted(settings, key=lambda name: name != "files")
     texts = [f"{r['current']}: {r['proposed']}" for r in found]
-    assert texts[1] == "1 image far longer than a bucket: split or leave out"
+    assert texts[1].startswith("3 turned or mirrored by EXIF: ")
     assert texts[2].startswith("2 images enlarged more than 2 times: ")
+    assert texts[3] == "1 image far longer than a bucket: split or leave out"
     assert all(r["gain"] and (r["cost"] or "turned" in r["current"] or "unreadable" in r["current"]) for r in found[:4])
     assert not any(setting.startswith("min_bucket_reso") for setting in settings)
     # what is listed is what a list of paths may hold

@@ -196,3 +196,16 @@ def test_broken_clips_are_listed_where_they_are_and_nothing_is_advised_that_pass
     assert list_images("lists/bad.txt") == [str(clip)]
     assert "--hash: for images alone" in result.output
     assert "1 unreadable → repair or remove\n" in result.output
+
+
+def test_what_lies_beside_images_is_told(tmp_path, command_line) -> None:
+    folder = tmp_path / "data"
+    make_pictures(folder, [(600, 600)] * 9, "a caption")
+    make_pictures(folder / "more", [(600, 600)] * 3, "a caption")
+    (folder / "2.txt").write_bytes("a cat".encode("utf-16"))
+    (folder / "3.txt").unlink()
+    code, out, _ = command_line("analyze", folder)
+    assert code == 0
+    assert "3 images lie in subfolders, which a trainer does not search" in out
+    assert "1 caption file not in UTF-8, at which a trainer stops" in out
+    assert "1 of 12 images has no '.txt' file" in out

@@ -87,11 +87,11 @@ def analyze(
         sys.stdout.write(json.dumps(report, indent=1, allow_nan=False) + "\n")
         return
     console = plain_console()
+    if config is None and analyses:
+        console.print(measured_for(analyses[0]), soft_wrap=True)
     for finding in findings:
         console.print(f"{finding.severity.value}: ", style="yellow", end="")
         console.print(finding.text, soft_wrap=True)
-    if config is None and analyses:
-        console.print(measured_for(analyses[0]), soft_wrap=True)
     for analysis in analyses:
         print_analysis(analysis, console, _IN_TERMINAL, decoded=decode)
 
@@ -109,7 +109,7 @@ def _subjects(
         refuse_beside(context, what, (*options.fields, "recursive"), path)
         return trainer_for("analyze", config).subjects(Asked(config, arch), batch_size, reading)
     programs = usual_trainer().programs(Asked(arch=arch))
-    return from_folders(path, options.for_arch(context, programs.family), batch_size or 1, reading, programs), []
+    return from_folders(path, options.for_arch(context, programs.family), batch_size or 1, reading, programs)
 
 
 def _write_page(analyses: Sequence[Analysis], html: Path, title: str, quiet: bool) -> list[Analysis]:

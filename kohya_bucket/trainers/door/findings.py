@@ -206,7 +206,7 @@ class Section:
             message = f"{counted(len(bad), 'image')} that cannot be decoded ({some(names, 1)}){then}"
             report = self.findings.error if stops else self.findings.warning
             report("undecodable", "", message, repaired(bad), names)
-        check_pixels(decoded, self.findings, masked)
+        check_pixels(decoded, len(images), self.findings, masked)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -229,15 +229,16 @@ def repaired(reasons: Mapping[str, str]) -> str:
     return f"{remedy}; {fix_command(repairable)} sets aside what cannot be decoded" if repairable else remedy
 
 
-def check_pixels(pixels: DecodedImages, findings: Findings, masked: Collection[str] = ()) -> None:
-    """Name the images whose pixels a trainer takes for others than people see."""
+def check_pixels(pixels: DecodedImages, total: int, findings: Findings, masked: Collection[str] = ()) -> None:
+    """Name the images, of `total`, whose pixels a trainer takes for others than people see."""
     if pixels.deep:
         message = f"{counted(len(pixels.deep), 'image')} of 16-bit grey, of which trainers read nearly all as white "
-        findings.warning("deep-grey", "", f"{message}({some(pixels.deep, 2)})", fix_command(pixels.deep), pixels.deep)
+        remedy = fix_command(pixels.deep)
+        findings.of_share("deep-grey", "", f"{message}({some(pixels.deep, 2)})", remedy, pixels.deep, total)
     if shown := [path for path in pixels.transparent if path not in masked]:
         message = f"{counted(len(shown), 'image')} with transparent parts, of which the colours underneath are trained "
         remedy = "put them onto a background of the colour that is meant"
-        findings.warning("transparent", "", f"{message}({some(shown, 2)})", remedy, shown)
+        findings.of_share("transparent", "", f"{message}({some(shown, 2)})", remedy, shown, total)
 
 
 def check_ignored(paths: Sequence[str], trainer: str, place: str, findings: Findings, otherwise: str = "") -> None:
@@ -267,4 +268,5 @@ def check_turned(
     if turned:
         asked = say_orientations([one for one in orientations if one > 1])
         message = f"{counted(len(turned), 'image')} with an EXIF turn or mirroring, which {trainer} ignores ({asked}): "
-        findings.warning("turned", place, f"{message}{some(turned, 2)}", fix_command(turned), turned)
+        remedy = fix_command(turned)
+        findings.of_share("turned", place, f"{message}{some(turned, 2)}", remedy, turned, len(paths))

@@ -101,7 +101,8 @@ def _name_misfits(section: Section, dataset: DatasetOverview, path: Path | None)
     losses = np.nanmax([p.crop_loss for p in images.placements], axis=0)
     if names := [f"{images.keys[i]}: {losses[i]:.0%} cut off" for i in np.flatnonzero(long).tolist()]:
         message = f"{counted(len(names), 'image')} far longer than any usual bucket ({some(names, 1)})"
-        section.findings.warning("too-long", config.place, message, f"split or leave out; {lists}", names)
+        remedy = f"split or leave out; {lists}"
+        section.findings.of_share("too-long", config.place, message, remedy, names, len(images.keys))
     most = np.fmax.reduce([enlargement(dataset.sizes, p) for p in images.placements], axis=0)
     chosen = most > MUCH_ENLARGED
     if names := [f"{images.keys[i]}: {most[i]:.3g} times" for i in np.flatnonzero(chosen).tolist()]:
@@ -111,7 +112,7 @@ def _name_misfits(section: Section, dataset: DatasetOverview, path: Path | None)
             f"({some(names, 1)})"
         )
         remedy = f"replace by larger ones or leave out, or set bucket_no_upscale = true; {lists}"
-        section.findings.warning("enlarged", config.place, message, remedy, names)
+        section.findings.of_share("enlarged", config.place, message, remedy, names, len(images.keys))
 
 
 def _decode(section: Section, read: Config, left_out: set[str], show: ShowProgress, *, stops: bool) -> None:
