@@ -49,10 +49,11 @@ def train(folder: Path) -> None:
             steps += 1
             if steps == STOP_AFTER:
                 accelerator.save_state(str(checkpoint))
+                accelerator.end_training()
                 return
         if accelerator.is_main_process:
             print(plan.ledger())
-    accelerator.wait_for_everyone()
+    accelerator.end_training()
 
 
 def stop_and_go_on(folder: Path) -> None:

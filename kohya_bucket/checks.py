@@ -115,6 +115,11 @@ def number_of_launch(name: str, alone: int, allowed: range) -> int:
     return number
 
 
+def is_first_process() -> bool:
+    """Whether this is rank 0, the process that speaks (the launchers say so in the environment)."""
+    return os.environ.get("RANK", "") in ("", "0")  # set to nothing, it counts as not set, as for all who read it
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """The one of the known names that is spelled most like `name`."""
     return difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.0)[0]

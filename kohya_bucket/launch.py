@@ -22,10 +22,11 @@ from tempfile import gettempdir
 from typing import Any, NoReturn
 
 from kohya_bucket.buckets.choices import listed
+from kohya_bucket.checks import is_first_process
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.texts import one_line
 from kohya_bucket.trainers import at_start
-from kohya_bucket.trainers.door.ranks import USED, end_run, is_first_process
+from kohya_bucket.trainers.door.ranks import USED, end_run
 from kohya_bucket.trainers.door.registry import trainers
 
 _USAGE = "usage: accelerate launch -m kohya_bucket.launch TRAINER.py | -m MODULE [the trainer's arguments]"

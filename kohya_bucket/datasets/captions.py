@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kohya_bucket.checks import is_first_process
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.remote import is_url, read_remote, split_archive
 from kohya_bucket.inputs import MAX_CAPTION_BYTES, read_input
@@ -17,8 +18,8 @@ _log = logging.getLogger("kohya_bucket.datasets")
 
 
 def warn_uncaptioned(bare: Sequence[str], total: int, kind: str = "caption") -> None:
-    """Log which of `total` images have no caption, or none of a kind, where there are such."""
-    if bare:
+    """Log, on the first rank, which of `total` images have no caption, or none of a kind, where there are such."""
+    if bare and is_first_process():
         _log.warning("%s", one_line(uncaptioned(bare, total, kind=kind)))
 
 

@@ -17,7 +17,7 @@ from kohya_bucket.buckets.focus import focused
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.rule import BucketRule, check_rule
 from kohya_bucket.buckets.sizes import FloatArray, as_pair
-from kohya_bucket.checks import array_of
+from kohya_bucket.checks import array_of, is_first_process
 from kohya_bucket.datasets.items import (
     DatasetKeywords,
     ItemKeywords,
@@ -52,7 +52,7 @@ def _focus_of(focus: Any, paths: Sequence[str]) -> FloatArray:
     """[N, 4] the focus of each image, from a file or checked."""
     if isinstance(focus, (str, os.PathLike)):
         boxes, missing = read_focus(os.fspath(focus), paths)
-        if warning := unfound(os.fspath(focus), boxes, missing):
+        if (warning := unfound(os.fspath(focus), boxes, missing)) and is_first_process():
             _log.warning("%s", warning)
         return boxes
     boxes = array_of("focus", focus, KohyaBucketError, np.float64)
@@ -217,7 +217,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         self.reasons: npt.NDArray[np.uint8] = placement.reasons
         # In shared memory: workers count in it, too.
         self._left_out = torch.zeros(len(source), dtype=torch.int32).share_memory_()
-        if lost := self.failures:
+        if (lost := self.failures) and is_first_process():
             shown = "".join(f"\n  {one_line(f'{name}: {reason}')}" for _, name, reason in lost[:_SHOWN])
             more = f"\n  and {len(lost) - _SHOWN} more, see .failures" if len(lost) > _SHOWN else ""
             _log.warning("%d of %d images have no bucket and are not trained:%s", len(lost), len(self), shown + more)

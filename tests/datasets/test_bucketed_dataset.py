@@ -462,3 +462,14 @@ def test_storage_that_does_not_answer_is_no_broken_image(monkeypatch: pytest.Mon
     monkeypatch.setattr(sources, "fetched", fail)
     with pytest.raises(StorageError, match="s3 is away"):
         sources.cell_pixels("s3://bucket/a.png", False)
+
+
+def test_what_all_ranks_see_is_said_by_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_pictures(tmp_path, [(64, 64)] * 3)
+    for rank, lines in (("1", 0), ("0", 1)):
+        monkeypatch.setenv("RANK", rank)
+        caplog.clear()
+        BucketedDataset.from_folder(tmp_path, FixedBuckets(SET))
+        assert caplog.text.count("3 of 3 images have no .txt file") == lines

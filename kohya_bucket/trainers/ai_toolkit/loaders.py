@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from kohya_bucket.checks import is_first_process
 from kohya_bucket.datasets.agreement import gather, world
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.planning import EpochPosition
@@ -20,7 +21,6 @@ from kohya_bucket.texts import parse_json, read_text
 from kohya_bucket.trainers.door.batches import PlannedBatch
 from kohya_bucket.trainers.door.config_source import parse_yaml
 from kohya_bucket.trainers.door.group import GroupPlanner
-from kohya_bucket.trainers.door.ranks import is_first_process
 from kohya_bucket.trainers.door.resume import say_no_place, say_resumed
 from kohya_bucket.trainers.door.sampler import PlanSampler
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
+from kohya_bucket.checks import is_first_process
 from kohya_bucket.trainers.door.door import TrainerDoor
 from kohya_bucket.trainers.door.options import TABLE, AdapterOptions
-from kohya_bucket.trainers.door.ranks import is_first_process
 from kohya_bucket.trainers.door.seams import SeamGroup
 from kohya_bucket.trainers.sdscripts.checkout import runs_anima_lora
 

@@ -18,11 +18,12 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
+from kohya_bucket.checks import is_first_process
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.trainers.door.guards import watch, watch_no_longer
 from kohya_bucket.trainers.door.options import TABLE, AdapterOptions, environment_table, placed_by_trainer, rooted
 from kohya_bucket.trainers.door.patching import ImportWatch, Patches, Replacement
-from kohya_bucket.trainers.door.ranks import end_run, exit_with_message, is_first_process
+from kohya_bucket.trainers.door.ranks import end_run, exit_with_message
 from kohya_bucket.trainers.door.seams import Owners, SeamGroup
 
 _LOADER = "torch.utils.data.dataloader"

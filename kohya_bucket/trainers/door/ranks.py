@@ -13,15 +13,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from kohya_bucket.checks import is_first_process
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.texts import one_line
 
 logger = logging.getLogger("kohya_bucket")
-
-
-def is_first_process() -> bool:
-    """Whether this is rank 0, the process that speaks (the launchers say so in the environment)."""
-    return os.environ.get("RANK", "") in ("", "0")  # set to nothing, it counts as not set, as for all who read it
 
 
 _told: set[str] = set()

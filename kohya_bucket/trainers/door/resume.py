@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from kohya_bucket.checks import is_first_process
 from kohya_bucket.datasets.agreement import gather
 from kohya_bucket.errors import KohyaBucketError, UnreadableError, reading
 from kohya_bucket.files import write_file
@@ -21,7 +22,7 @@ from kohya_bucket.planning import EpochPosition
 from kohya_bucket.planning.resume import OtherDataError, ResumePoint
 from kohya_bucket.texts import one_line, parse_json, read_text
 from kohya_bucket.trainers.door.group import GroupPlanner
-from kohya_bucket.trainers.door.ranks import end_run, exit_with_message, is_first_process, warn_once
+from kohya_bucket.trainers.door.ranks import end_run, exit_with_message, warn_once
 from kohya_bucket.trainers.door.sampler import PlanSampler
 from kohya_bucket.trainers.door.seams import Replaced, Seam
 from kohya_bucket.trainers.door.shapes import Offers

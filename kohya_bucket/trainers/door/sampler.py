@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
+from kohya_bucket.checks import is_first_process
 from kohya_bucket.datasets.agreement import gather, world
 from kohya_bucket.planning import EpochPlan, EpochPlanner, EpochPosition
 from kohya_bucket.planning.fingerprint import agree
@@ -27,7 +28,7 @@ from kohya_bucket.texts import counted, one_line
 from kohya_bucket.trainers.door.batches import BadImages, PlannedBatch
 from kohya_bucket.trainers.door.group import GroupPlanner, left_over, splits_of_stages
 from kohya_bucket.trainers.door.guards import Planned
-from kohya_bucket.trainers.door.ranks import end_run, is_first_process
+from kohya_bucket.trainers.door.ranks import end_run
 
 logger = logging.getLogger("kohya_bucket")
 

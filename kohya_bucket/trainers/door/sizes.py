@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kohya_bucket.checks import is_first_process
 from kohya_bucket.errors import KohyaBucketError, UnreadableError, reading
 from kohya_bucket.files import user_cache
 from kohya_bucket.images import MetadataCache, read_sizes
@@ -23,7 +24,7 @@ from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.inputs import may_be_file
 from kohya_bucket.texts import one_line
-from kohya_bucket.trainers.door.ranks import is_first_process, warn_once
+from kohya_bucket.trainers.door.ranks import warn_once
 
 logger = logging.getLogger("kohya_bucket")
 AUTOMATIC_FROM = 5_000

@@ -10,10 +10,11 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
+from kohya_bucket.checks import is_first_process
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.trainers.door.door import TrainerDoor
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.door.ranks import end_run, exit_with_message, is_first_process
+from kohya_bucket.trainers.door.ranks import end_run, exit_with_message
 from kohya_bucket.trainers.door.seams import SeamGroup
 from kohya_bucket.trainers.musubi.config import check_options
 

@@ -13,11 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
+from kohya_bucket.checks import is_first_process
 from kohya_bucket.extras import argument
 from kohya_bucket.images.listing import from_here
 from kohya_bucket.latents.fingerprint import StaleReason
 from kohya_bucket.texts import counted, one_line, some
-from kohya_bucket.trainers.door.ranks import end_run, is_first_process
+from kohya_bucket.trainers.door.ranks import end_run
 from kohya_bucket.trainers.musubi.cache_files import TensorFile, why_made_otherwise
 from kohya_bucket.trainers.musubi.caches import Caches, ItemCaches
 from kohya_bucket.trainers.musubi.caching import why_unreadable

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.checks import is_first_process
 from kohya_bucket.images import SizeScan, read_sizes
 from kohya_bucket.texts import one_line
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import PlacedDataset
-from kohya_bucket.trainers.door.ranks import collector_paused, is_first_process
+from kohya_bucket.trainers.door.ranks import collector_paused
 from kohya_bucket.trainers.door.seams import Replaced
 from kohya_bucket.trainers.sdscripts.config.files import (
     CACHE_FILE,

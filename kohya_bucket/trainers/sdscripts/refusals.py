@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kohya_bucket.checks import is_first_process
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.texts import parse_toml, read_text
 from kohya_bucket.trainers.door.code import text_of
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placing import refuse_unmatched
-from kohya_bucket.trainers.door.ranks import end_run, exit_with_message, is_first_process, warn_once
+from kohya_bucket.trainers.door.ranks import end_run, exit_with_message, warn_once
 from kohya_bucket.trainers.door.sampler import PlanSampler
 from kohya_bucket.trainers.sdscripts.caching.shards import is_in_store
 from kohya_bucket.trainers.sdscripts.config.run_file import without_headings

@@ -9,9 +9,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from kohya_bucket.checks import is_first_process
 from kohya_bucket.planning.resume import ResumePoint
 from kohya_bucket.texts import parse_json, read_text
-from kohya_bucket.trainers.door.ranks import end_run, is_first_process
+from kohya_bucket.trainers.door.ranks import end_run
 from kohya_bucket.trainers.door.resume import NoPlaceError, ResumeHooks
 from kohya_bucket.trainers.door.sampler import PlanSampler
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
+from kohya_bucket.checks import is_first_process
 from kohya_bucket.latents.fingerprint import StaleReason, as_text
 from kohya_bucket.planning import RESOLUTION_MODES
 from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.texts import counted, one_line, some
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import PlacedDataset
-from kohya_bucket.trainers.door.ranks import is_first_process
 
 logger = logging.getLogger("kohya_bucket")
 

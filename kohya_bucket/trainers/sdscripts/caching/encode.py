@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from kohya_bucket.buckets.sizes import Size
+from kohya_bucket.checks import is_first_process
 from kohya_bucket.errors import ConfigError, KohyaBucketError, may_pass, reading
 from kohya_bucket.images.formats import UnreadableImageError, not_loaded
 from kohya_bucket.images.listing import is_folder_away, refuse_if_away
@@ -31,7 +32,6 @@ from kohya_bucket.latents.vae.device import SideStream, await_copy
 from kohya_bucket.latents.vae.encoder import noise_seed
 from kohya_bucket.texts import one_line
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.door.ranks import is_first_process
 from kohya_bucket.trainers.sdscripts.caching.session import refuse_not_finite
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from kohya_bucket.buckets.sizes import Size, as_pair
+from kohya_bucket.checks import is_first_process
 from kohya_bucket.datasets.agreement import world
 from kohya_bucket.errors import ConfigError, LatentStoreError
 from kohya_bucket.trainers.door.batches import PlannedBatch
 from kohya_bucket.trainers.door.group import moved_images
 from kohya_bucket.trainers.door.placed import PlacedDataset
-from kohya_bucket.trainers.door.ranks import is_first_process
 from kohya_bucket.trainers.sdscripts.objects import Dataset, HeldDataset, ImageRecord, ResizedSize, inner_of
 from kohya_bucket.trainers.sdscripts.tables import BatchTable
 

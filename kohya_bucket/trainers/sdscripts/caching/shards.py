@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import IntArray, Size, as_pair
+from kohya_bucket.checks import is_first_process
 from kohya_bucket.errors import ConfigError, LatentStoreError
 from kohya_bucket.latents.fingerprint import Stale, StaleReason, why_stale
 from kohya_bucket.latents.space import LatentSpace
@@ -26,7 +27,7 @@ from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from kohya_bucket.texts import one_line
 from kohya_bucket.trainers.door.options import AdapterOptions, store_folder
 from kohya_bucket.trainers.door.placed import PlacedDataset
-from kohya_bucket.trainers.door.ranks import is_first_process, wait_for_ranks
+from kohya_bucket.trainers.door.ranks import wait_for_ranks
 from kohya_bucket.trainers.sdscripts.caching.session import CacheItem, as_array
 from kohya_bucket.trainers.sdscripts.families import Family
 from kohya_bucket.trainers.sdscripts.npz.exchange import npz_item

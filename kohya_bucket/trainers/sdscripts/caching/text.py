@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 from zipfile import is_zipfile
 
+from kohya_bucket.checks import is_first_process
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.latents.encode.text_encoder import SAMPLE, encoders_hash, tokens_hash
@@ -23,13 +24,7 @@ from kohya_bucket.latents.fingerprint import Stale, StaleReason
 from kohya_bucket.latents.items import Caption, Encoding
 from kohya_bucket.latents.store.storage import is_there
 from kohya_bucket.texts import counted
-from kohya_bucket.trainers.door.ranks import (
-    end_run,
-    is_first_process,
-    stop_all_ranks_on_error,
-    wait_for_ranks,
-    warn_once,
-)
+from kohya_bucket.trainers.door.ranks import end_run, stop_all_ranks_on_error, wait_for_ranks, warn_once
 from kohya_bucket.trainers.sdscripts.caching.session import (
     refuse_not_finite,
     replaced,
