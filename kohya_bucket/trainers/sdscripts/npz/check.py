@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from kohya_bucket.buckets.geometry import covering_sizes
 from kohya_bucket.buckets.sizes import Size, as_pair
 from kohya_bucket.errors import reading
 from kohya_bucket.images.resize import choose_interpolation, resampler
-from kohya_bucket.latents.fingerprint import Fingerprint, Stale, StaleReason, source_identity, why_stale
+from kohya_bucket.latents.fingerprint import Fingerprint, Stale, StaleReason, changed_since, why_stale
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.trainers.sdscripts.families import Family
 from kohya_bucket.trainers.sdscripts.npz.names import further_path, usual_name
@@ -74,8 +75,8 @@ def origin_reasons(
 ) -> list[StaleReason]:
     """Why latents were not made as `wanted`, of the image as it is now.
 
-    Those without a note were made by sd-scripts itself: they serve if their file is not older than the image, and the
-    crop is in the middle. `ignoring` is as in `why_stale`; the type of the numbers never counts, npz hold float32.
+    Those without a note were made by sd-scripts itself: they serve if the image was not changed or renamed since, and
+    the crop is in the middle. `ignoring` is as in `why_stale`; the type of the numbers never counts, npz hold float32.
     """
     noted, reasons = made_from(file, keys, image)
     if noted is not None:
@@ -173,7 +174,7 @@ def _why_unfit(
 def made_from(file: OpenNpz, keys: str, image: Path) -> tuple[Fingerprint | None, list[StaleReason]]:
     """What the note of latents says that they were made from, and why that is not `image`.
 
-    Latents without a note are believed, unless their file is older than the image.
+    Latents without a note are believed, unless the image was changed or renamed since.
 
     Raises:
         UnreadableError: when the image was changed cannot be told now.
@@ -182,9 +183,7 @@ def made_from(file: OpenNpz, keys: str, image: Path) -> tuple[Fingerprint | None
     if note is not None:
         fingerprint, source = note
         return fingerprint, [] if source in ("", image.name) else [StaleReason(Stale.OTHER_SOURCE, source)]
-    try:
-        with reading(image):
-            older = file.path.stat().st_mtime_ns < source_identity(image)[1]
-    except FileNotFoundError:
-        return None, [StaleReason(Stale.GONE)]
-    return None, [StaleReason(Stale.OLDER)] if older else []
+    with suppress(FileNotFoundError), reading(image):
+        image.stat()
+        return None, [StaleReason(Stale.OLDER)] if changed_since(str(image), file.path) else []
+    return None, [StaleReason(Stale.GONE)]

@@ -57,8 +57,8 @@ def import_npz(
     """Take the npz beside `images` into a store.
 
     All kinds of keys are read. A file that says what it was made from keeps its fingerprint. Others, made by
-    sd-scripts itself, are believed if they are not older than their image. Of a file with several resolutions the
-    largest goes into `collection`, the others into `<collection>@<side>`, side being the root of the bucket's area.
+    sd-scripts itself, are believed if their image was not changed or renamed since. Of a file with several resolutions
+    the largest goes into `collection`, the others into `<collection>@<side>`, side being the root of the bucket's area.
     Files of further sizes (`…_at_<width>x<height>.npz`) go into `<collection> to <width>x<height>`.
 
     Args:

@@ -85,6 +85,22 @@ def test_what_is_not_to_be_trusted_is_skipped_and_named(tmp_path):
     assert "newer than its" in reasons[str(paths[1])]
 
 
+@pytest.mark.posix("on Windows a file does not say when it was renamed")
+def test_images_that_were_renamed_since_are_not_believed_to_be_those_of_their_caches(tmp_path):
+    arch = ARCHITECTURES["sdxl"]
+    images = make_images(tmp_path / "images", [(300, 150)] * 3)
+    for image in images:
+        write_npz(npz_path(image, (300, 150), arch), item(arch), BUCKET, arch)
+        os.utime(image, ns=(1, 1))  # as all that a dataset's archive brings
+        os.utime(npz_path(image, (300, 150), arch))
+    images[0].rename(tmp_path / "other.png")
+    images[1].rename(images[0])
+    (tmp_path / "other.png").rename(images[1])
+    found = import_npz([str(p) for p in images], tmp_path / "store", arch, images_root=tmp_path)
+    assert found.done == 1
+    assert all("newer than its cache" in why for _, why in found.skipped)
+
+
 def npz_run(images, **settings):
     return precompute_latents(dataset_of(images), PosteriorStub(), NpzFiles("sd"), **settings)
 
