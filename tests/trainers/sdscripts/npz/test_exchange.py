@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -93,6 +94,7 @@ def test_images_that_were_renamed_since_are_not_believed_to_be_those_of_their_ca
         write_npz(npz_path(image, (300, 150), arch), item(arch), BUCKET, arch)
         os.utime(image, ns=(1, 1))  # as all that a dataset's archive brings
         os.utime(npz_path(image, (300, 150), arch))
+    time.sleep(0.05)  # longer than a tick of the clock of files
     images[0].rename(tmp_path / "other.png")
     images[1].rename(images[0])
     (tmp_path / "other.png").rename(images[1])
