@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 import struct
 from argparse import Namespace
 from pathlib import Path
@@ -81,6 +82,7 @@ def test_files_that_do_not_say_what_they_are_of(folder: Folder) -> None:
 
 
 def exchange_names(one: str, other: str) -> None:
+    time.sleep(0.05)  # longer than a tick of the clock of files
     for source, target in ((one, f"{one}.kept"), (other, one), (f"{one}.kept", other)):
         Path(source).rename(target)
 
