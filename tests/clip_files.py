@@ -53,6 +53,23 @@ def copy_packets(source: Path, target: Path, first: int = 0, shift: int = 0) -> 
     return target
 
 
+def with_cover(path: Path, clip: Path) -> Path:
+    """The packets of a clip behind another video stream, of one picture of 32x32."""
+    import av
+
+    with av.open(str(clip)) as old, av.open(str(path), "w") as new:
+        cover: Any = new.add_stream("mjpeg", rate=1)
+        cover.width, cover.height, cover.pix_fmt = 32, 32, "yuvj420p"
+        out = new.add_stream_from_template(old.streams.video[0])
+        new.mux(cover.encode(av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8), format="rgb24")))
+        new.mux(cover.encode())
+        for packet in old.demux(old.streams.video[0]):
+            if packet.size:
+                packet.stream = out
+                new.mux(packet)
+    return path
+
+
 def decoded(path: Path) -> int:
     """How many frames a decoder gives."""
     import av

@@ -25,13 +25,15 @@ _MOST_FRAMES = 129  # of a clip of which all are taken
 
 @dataclass(frozen=True)
 class Clip:
-    """One clip; `fps` is 0 where it is not known, `counted` where a container does not say how many frames it has."""
+    """One clip; `fps` is 0 where it is not known, `counted` where a container does not say how many frames it has, `flaw`
+    says what is wrong with the file."""
 
     size: tuple[int, int]
     frames: int
     fps: float = 0.0
     rotation: int = 0
     counted: bool = False
+    flaw: str = ""
 
 
 def clip_of(text: str) -> tuple[Path | None, Clip]:
@@ -41,11 +43,11 @@ def clip_of(text: str) -> tuple[Path | None, Clip]:
         if min(width, height, frames) < 1:
             raise KohyaBucketError(f"{text} is not a clip: width, height and frames must be 1 or more")
         return None, Clip((width, height), frames)
-    scan = read_clips([text], workers=1)
+    scan = read_clips([text], first=True, workers=1)
     if scan.failures:
         raise KohyaBucketError(f"{text} cannot be read as a clip: {scan.failures[0][2]}")
     width, height = scan.sizes[0].tolist()
-    facts = float(scan.fps[0]), int(scan.rotation[0]), bool(scan.counted[0])
+    facts = float(scan.fps[0]), int(scan.rotation[0]), bool(scan.counted[0]), scan.flaws.get(0, "")
     return Path(text), Clip((width, height), int(scan.frames[0]), *facts)
 
 
@@ -102,6 +104,7 @@ class TakenClip:
             "fps": clip.fps or None,
             "counted": clip.counted,
             "rotation": clip.rotation,
+            "flaw": clip.flaw,
             "frames": frames,
             "items": [list(item) for item in zip(spans.start.tolist(), spans.length.tolist(), strict=True)],
             "buckets": placed.buckets.tolist(),
@@ -120,6 +123,8 @@ class TakenClip:
         if clip.rotation:
             text = f"a player turns it by {clip.rotation} degrees; training takes it as it is stored"
             lines.append(("rotation", text))
+        if clip.flaw:
+            lines.append(("file", clip.flaw))
         if self.source_fps is not None and target is not None:
             lines.append(("rate", f"{self.source_fps:g} to {target:g} per second: {counted(told['frames'], 'frame')}"))
         if not told["items"]:

@@ -74,7 +74,8 @@ class Reading(Terminal):
         """What is known of clips, and their frames as images."""
         paths = absolute_paths(paths)
         with self.progress("reading clips") as progress:
-            scan = read_clips(paths, decode=self.decode, workers=self.workers, engine=self.engine, progress=progress)
+            how: dict[str, Any] = {"workers": self.workers, "engine": self.engine, "progress": progress}
+            scan = read_clips(paths, decode=self.decode, first=True, **how)
         return ClipFacts(scan), ImageTable.sized(paths, scan.sizes, failures={i: why for i, _, why in scan.failures})
 
     def decoded(self, images: ImageTable) -> ImageTable:

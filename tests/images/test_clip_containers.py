@@ -12,7 +12,7 @@ from kohya_bucket.images import clips
 from kohya_bucket.images.clips import COUNTED, OF_IMAGES, TOLD, _packets, read_clips
 from kohya_bucket.images.formats import VIDEO_EXTENSIONS
 from kohya_bucket.images.listing import list_images
-from tests.clip_files import CODECS, copy_packets, decoded, make_clip
+from tests.clip_files import CODECS, copy_packets, decoded, make_clip, with_cover
 
 av = pytest.importorskip("av", minversion="16")
 
@@ -66,6 +66,53 @@ def test_a_file_that_was_cut_off(tmp_path: Path) -> None:
     scan = read_clips([tmp_path / "short.mkv"])
     assert 0 < scan.frames[0] == decoded(tmp_path / "short.mkv") < 40
     assert scan.counted.tolist() == [True]
+
+
+@pytest.mark.parametrize("share", [0.4, 0.1])
+@pytest.mark.parametrize("ending", sorted(CODECS))
+def test_any_container_that_was_cut_off_is_named(tmp_path: Path, ending: str, share: float) -> None:
+    """What comes of it is what a decoder gives; where the index is at the end of the file, nothing comes."""
+    whole = make_clip(tmp_path / f"whole{ending}", 40, (96, 64))
+    short = tmp_path / f"short{ending}"
+    short.write_bytes(whole.read_bytes()[: int(whole.stat().st_size * (1 - share))])
+    scan = read_clips([whole, short])
+    assert scan.frames[0] == 40
+    assert not scan.missing[0]
+    if ending in (".mp4", ".mov", ".m4v"):
+        assert [i for i, _, _ in scan.failures] == [1]
+        return
+    assert 0 < scan.frames[1] == decoded(short)
+    assert share == 0.1 or scan.frames[1] < 40
+    assert 0 < scan.missing[1] <= whole.stat().st_size - short.stat().st_size
+    assert scan.flaws == {
+        1: f"breaks off after {scan.frames[1]} frames, at least {scan.missing[1]:,} bytes are missing"
+    }
+
+
+def test_an_mp4_whose_index_is_in_front_and_whose_codec_forgives_is_named(tmp_path: Path) -> None:
+    whole = make_clip(tmp_path / "whole.m4v", 40, options={"movflags": "+faststart"})
+    short = tmp_path / "short.m4v"
+    short.write_bytes(whole.read_bytes()[:-400])
+    scan = read_clips([whole, short])
+    assert scan.missing.tolist() == [0, 400]
+    assert 0 < scan.frames[1] < 40
+
+
+@pytest.mark.parametrize("ending", [".mkv", ".avi", ".wmv"])
+def test_a_cover_picture_is_not_what_plays(tmp_path: Path, ending: str) -> None:
+    clip = make_clip(tmp_path / ("a.avi" if ending == ".avi" else "a.mp4"), 40, (96, 64))
+    path = with_cover(tmp_path / f"covered{ending}", clip)
+    plays, first = read_clips([path, clip]), read_clips([path, clip], first=True)
+    assert (plays.sizes.tolist(), plays.frames.tolist()) == ([[96, 64], [96, 64]], [40, 40])
+    assert (first.sizes.tolist(), first.frames.tolist()) == ([[32, 32], [96, 64]], [1, 40])
+    assert plays.behind.tolist() == first.behind.tolist() == [True, False]
+    assert list(first.flaws) == [0]
+
+
+def test_a_clip_is_decoded_by_one_thread(tmp_path: Path) -> None:
+    """FFmpeg 7.1.0 hangs when it decodes HEVC on several."""
+    with av.open(str(make_clip(tmp_path / "clip.mp4", 3))) as container:
+        assert clips._video(container, first=True).codec_context.thread_count == 1
 
 
 def test_what_is_no_clip(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from kohya_bucket.trainers.door.findings import (
     Section,
     Severity,
     ShowProgress,
+    check_clips,
     check_ignored,
     repaired,
 )
@@ -252,7 +253,8 @@ def _place(keys: JobKeys, job: JobConfig, progress: Progress | None) -> DatasetO
             continue
         of_kind = [paths[i] for i in rows.tolist()]
         if clips:
-            scan = read_clips(of_kind, progress=progress)
+            scan = read_clips(of_kind, first=True, progress=progress)
+            check_clips(scan, "ai-toolkit", keys.place, findings)
             sizes[rows], failures = scan.sizes, scan.failures
         else:
             images = scan_sizes(of_kind, progress=progress)

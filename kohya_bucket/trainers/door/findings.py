@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kohya_bucket.extras import argument
+from kohya_bucket.images.clips import ClipScan
 from kohya_bucket.images.formats import what_to_do
 from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.images.listing import from_here
@@ -270,3 +271,11 @@ def check_turned(
         message = f"{counted(len(turned), 'image')} with an EXIF turn or mirroring, which {trainer} ignores ({asked}): "
         remedy = fix_command(turned)
         findings.of_share("turned", place, f"{message}{some(turned, 2)}", remedy, turned, len(paths))
+
+
+def check_clips(scan: ClipScan, trainer: str, place: str, findings: Findings) -> None:
+    """Name clips of which a trainer silently takes less than is meant."""
+    if scan.flaws:
+        names = [f"{scan.paths[i]} {why}" for i, why in scan.flaws.items()]
+        message = f"{counted(len(names), 'clip')} of which {trainer} takes what is there: {some(names, 2)}"
+        findings.warning("clip-flaws", place, message, "get or encode them again, with one video stream", names)

@@ -58,6 +58,8 @@ class ClipFacts:
         if self.scan.rotation.any():
             turned = counted(int((self.scan.rotation != 0).sum()), "clip")
             out.append(f"{turned} that players turn, and training takes as stored")
+        if self.scan.flaws:
+            out.append(some([f"{self.scan.paths[i]} {why}" for i, why in self.scan.flaws.items()]))
         if self.placement is not None:
             told = self.as_dict()
             short = int((~self.placement.placed & (self.scan.frames > 0)).sum())
@@ -78,6 +80,7 @@ class ClipFacts:
             "seconds": float(np.nansum(scan.seconds)),
             "counted": int(scan.counted.sum()),
             "rotated": int((scan.rotation != 0).sum()),
+            "flawed": len(scan.flaws),
         }
         if placed is not None:
             lost = np.nan_to_num(scan.seconds) * (1 - placed.kept / np.maximum(placed.frames, 1))

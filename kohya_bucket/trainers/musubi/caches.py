@@ -281,7 +281,7 @@ class Caches:
     ) -> list[StaleReason]:
         """Of another bucket, or a clip that the dataset's settings do not make."""
         if self.selector.no_upscale:  # then a clip's bucket depends on its size in the file
-            width, height = read_clips(source.files[:1]).sizes[0].tolist()
+            width, height = read_clips(source.files[:1], first=True).sizes[0].tolist()
             bucket = self.selector.get_bucket_resolution((width, height)) if min(width, height) > 0 else (0, 0)
             if bucket != name.size:
                 return [_other_bucket(name.size, bucket)]

@@ -27,6 +27,7 @@ from kohya_bucket.trainers.door.findings import (
     Section,
     Severity,
     ShowProgress,
+    check_clips,
     check_turned,
     repaired,
 )
@@ -167,7 +168,8 @@ def _place(
     if focus is not None and any(getattr(keys, name, None) for name in OWN_SIZES):
         findings.note("focus-control", place, CONTROL_IN_THE_MIDDLE)
     if isinstance(keys, ClipKeys):
-        scan = read_clips(paths, decode=decode, progress=progress)
+        scan = read_clips(paths, decode=decode, first=True, progress=progress)
+        check_clips(scan, "musubi-tuner", place, findings)
         return replace(place_clips(keys, place, paths, scan, model, findings, focus), controls=controls)
     sizes = scan_sizes(paths, progress=progress)
     check_turned(paths, sizes.orientation.tolist(), "musubi-tuner", place, findings)

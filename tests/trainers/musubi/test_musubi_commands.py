@@ -147,7 +147,7 @@ def test_analyze(config, command_line, tmp_path):
     clips, images = json.loads(out)["datasets"]
     assert clips["clips"] == {
         "clips": 3, "frames_in_files": 84, "seconds": pytest.approx(30 / 24 + 49 / 30 + 5 / 24), "counted": 0,
-        "rotated": 0, "items": 10, "frames": 84, "frames_kept": 72,
+        "rotated": 0, "flawed": 0, "items": 10, "frames": 84, "frames_kept": 72,
         "seconds_lost": pytest.approx(3 / 24 + 4 / 30 + 5 / 24),
         "buckets": [{"bucket": [*shape], "items": n} for shape, n in
                     [((64, 96, 9), 5), ((64, 96, 25), 1), ((96, 64, 9), 3), ((96, 64, 25), 1)]],
