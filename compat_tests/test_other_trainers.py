@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from kohya_bucket import KohyaBuckets
 from kohya_bucket.buckets.trainers import (
     AIToolkitBuckets,
     DiffusersBuckets,
@@ -96,11 +97,12 @@ def test_musubi_tuner(resolution, no_upscale) -> None:
     taken = take(file, {"BucketSelector"}, divisible_by=lambda n, d: n - n % d, **names)
     selector = taken.BucketSelector(resolution, True, no_upscale, "ARCHITECTURE_QWEN_IMAGE")
     rule = MusubiTunerBuckets(resolution, 16, no_upscale)
-    assert selector.bucket_resolutions == [b.as_tuple() for b in rule.bucket_set]
+    if rule.bucket_set is not None:
+        assert selector.bucket_resolutions == [b.as_tuple() for b in rule.bucket_set]
 
     def theirs(width, height):
         size = selector.get_bucket_resolution((width, height))
-        return size if min(size) > 0 else (0, 0)
+        return size if size and min(size) > 0 else (0, 0)
 
     compare(rule, theirs)
 
@@ -159,6 +161,78 @@ def test_ai_toolkit(resolution, divisibility) -> None:
         return bucket["width"], bucket["height"]
 
     compare(AIToolkitBuckets(resolution, divisibility), theirs)
+
+
+KINDS = SimpleNamespace(IMAGE=0, VIDEO=1, AUDIO=2)
+
+
+def simple_tuner_keeps(edge: int, kind: str, **keys) -> "typing.Callable[[int, int], bool]":
+    """Whether SimpleTuner trains an image of a size with `minimum_image_size = edge`, by its own functions."""
+    state = SimpleNamespace(get_data_backend_config=lambda _: keys, get_args=lambda: None)
+    file = source("SIMPLETUNER_DIR", "simpletuner/helpers/metadata/backends/base.py")
+    taken = take(file, {"MetadataBackend"}, StateTracker=state, floor=math.floor, DatasetType=KINDS)
+    backend = object.__new__(taken.MetadataBackend)
+    converted = {"resolution_type": kind, "resolution": 1024, "minimum_image_size": edge}
+    factory = source("SIMPLETUNER_DIR", "simpletuner/helpers/data_backend/factory.py")
+    tree = ast.parse(factory.read_text(encoding="utf-8"))
+    method = next(n for n in ast.walk(tree) if getattr(n, "name", "") == "_handle_resolution_conversion")
+    method.returns, method.args.args[1].annotation = None, None
+    space = {"DatasetType": KINDS, "ensure_dataset_type": lambda _, default: default}
+    exec(compile(ast.Module([method], []), str(factory), "exec"), space)
+    space["_handle_resolution_conversion"](SimpleNamespace(args=SimpleNamespace(resolution=1024, resolution_type=kind)),
+                                           converted)  # fmt: skip
+    backend.id, backend.minimum_num_frames, backend.maximum_num_frames, backend.dataset_type = "a", None, None, 0
+    backend.dataset_config = {}
+    backend.minimum_image_size, backend.resolution_type = converted["minimum_image_size"], converted["resolution_type"]
+    return lambda w, h: backend.meets_resolution_requirements(image_metadata={"original_size": (w, h)})
+
+
+ROWS = np.concatenate([
+    SIZES,
+    np.array([(768, 768), (767, 769), (768, 767), (2000, 400), (600, 983), (1024, 576), (589_824, 1), (589_823, 1)]),
+])  # fmt: skip
+
+
+@pytest.mark.parametrize("edge", [512, 768, 1024])
+def test_simple_tuner_leaves_out_by_area_as_skip_image_resolution_with_sides_of_one_less_and_one_more(edge) -> None:
+    keeps = simple_tuner_keeps(edge, "pixel_area")
+    kept = [bool(keeps(w, h)) for w, h in ROWS.tolist()]
+    assert kept == [w * h > (edge - 1) * (edge + 1) for w, h in ROWS.tolist()]  # as sd-scripts, which leaves out up to it
+    assert kept != [w * h > edge * edge for w, h in ROWS.tolist()]
+
+
+@pytest.mark.parametrize(("kind", "keys"), [("pixel", {}), ("pixel_area", {"crop": True, "crop_aspect": "square"})])
+def test_simple_tuner_leaves_out_by_both_edges(kind, keys) -> None:
+    keeps = simple_tuner_keeps(768, kind, **keys)
+    assert [bool(keeps(w, h)) for w, h in ROWS.tolist()] == [min(w, h) >= 768 for w, h in ROWS.tolist()]
+
+
+def test_simple_tuner_limits_enlarging_only_where_aspects_are_drawn() -> None:
+    file = source("SIMPLETUNER_DIR", "simpletuner/helpers/image_manipulation/training_sample.py")
+    calls = [
+        (function.name, call.func.attr)
+        for function in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(function, ast.FunctionDef)
+        for call in ast.walk(function)
+        if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "_trim_aspect_bucket_list"
+    ]
+    assert calls == [("_select_random_aspect", "_trim_aspect_bucket_list")]
+    taken = take(file, {"TrainingSample"}, Image=SimpleNamespace(Image=object))
+    sample = object.__new__(taken.TrainingSample)
+    sample.crop_aspect_buckets, sample.crop_aspect, sample.valid_metadata = [0.5, 1.0, 2.0], "closest", False
+    sample.max_upscale_threshold = 0.0
+    for width, height in SIZES.tolist():
+        sample.aspect_ratio = round(width / height, 2)
+        assert sample._select_random_aspect() == min([0.5, 1.0, 2.0], key=lambda b: abs(b - sample.aspect_ratio))
+
+
+def test_no_fit_without_enlarging_is_ai_toolkits() -> None:
+    theirs = AIToolkitBuckets(1024, 64).place(SIZES)
+    enlarged = (theirs.bucket_sizes > SIZES).any(axis=1)
+    assert 0.1 < enlarged.mean() < 0.9
+    for fit in ("kohya", "largest", "standard"):
+        ours = KohyaBuckets(1024, no_upscale=True, no_upscale_fit=fit).place(SIZES)
+        assert (ours.bucket_sizes == theirs.bucket_sizes).all(axis=1).mean() < 0.6
 
 
 @pytest.mark.parametrize(("resolution", "alignment"), [(1024, 64), (512, 8), (768, 64), (1024, 8)])
