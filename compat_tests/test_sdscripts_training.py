@@ -55,6 +55,15 @@ def test_every_image_with_many_workers(sd_scripts_dir, data, tmp_path):
     assert epochs_of(run.batches, 3) == [NAMES] * 3
 
 
+@pytest.mark.training_run("persistent workers without workers")
+def test_a_loader_that_pytorch_refuses_ends_the_run_in_one_line_before_caches_are_made(sd_scripts_dir, data, tmp_path):
+    options = ["--max_data_loader_n_workers", 0, "--persistent_data_loader_workers", "--cache_latents"]
+    run = train(sd_scripts_dir, write_config(tmp_path, data), *options, out=tmp_path / "out")
+    assert run.status == 2
+    assert "persistent_data_loader_workers keeps workers, and max_data_loader_n_workers is 0: leave" in run.log
+    assert "Traceback" not in run.log
+
+
 @pytest.mark.training_run("2 processes")
 @pytest.mark.parametrize("shapes", ["equal_cost", "one"])
 def test_two_processes_without_a_seed(sd_scripts_dir, data, tmp_path, shapes):

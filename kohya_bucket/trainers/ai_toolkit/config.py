@@ -26,6 +26,7 @@ from kohya_bucket.trainers.door.config_source import (
     Type,
     check_range,
     check_repeats,
+    loader_mistake,
     near_key,
     parse_yaml,
     read_table,
@@ -256,6 +257,11 @@ def _datasets(
     if path is None:
         findings.error("no-source", name, "it names no images", "set folder_path")
         return
+    # PyTorch is given `prefetch_factor` only where there are workers.
+    given = {key: table[key] for key in ("num_workers", "prefetch_factor") if key in table}
+    workers = given.setdefault("num_workers", 2)
+    if number == 1 and (wrong := loader_mistake(given if workers else {"num_workers": workers}, {})):
+        findings.error("loader", name, *wrong)  # the first dataset's count for all
     values = {**common, **values}
     values["caption_ext"] = caption_ending(values.get("caption_ext"), table.get("caption_type"))
     companions = companions_in(table, name, findings)

@@ -98,7 +98,7 @@ class AiToolkitDoor(TrainerDoor):
                     "random_crop draws crops at every start, and each is cached: the cache grows with every run"
                 )
         arguments["dataset"] = PlannedBatches(datasets, items, options.on_bad_image)
-        return with_plan(arguments, sampler, self.in_worker)
+        return with_plan(arguments, sampler, self.in_worker, names={})
 
     def _without_buckets(self, signature: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
         """The arguments as they are, where no dataset has buckets: batches are then drawn of all images alike."""

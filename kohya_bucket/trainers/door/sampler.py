@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -21,11 +21,13 @@ from torch.utils.data import Sampler
 
 from kohya_bucket.checks import is_first_process
 from kohya_bucket.datasets.agreement import gather, world
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.planning import EpochPlan, EpochPlanner, EpochPosition
 from kohya_bucket.planning.fingerprint import agree
 from kohya_bucket.planning.resume import ResumePoint
 from kohya_bucket.texts import counted, one_line
 from kohya_bucket.trainers.door.batches import BadImages, PlannedBatch
+from kohya_bucket.trainers.door.config_source import LOADER_OF_KOHYA, loader_mistake
 from kohya_bucket.trainers.door.group import GroupPlanner, left_over, splits_of_stages
 from kohya_bucket.trainers.door.guards import Planned
 from kohya_bucket.trainers.door.ranks import end_run
@@ -222,11 +224,19 @@ def arguments_over(
     return arguments if isinstance(arguments.get("dataset"), group) and not ordered else {}
 
 
-def with_plan(arguments: dict[str, Any], sampler: PlanSampler, in_worker: Callable[[], None]) -> dict[str, Any]:
+def with_plan(
+    arguments: dict[str, Any], sampler: PlanSampler, in_worker: Callable[[], None],
+    names: Mapping[str, str] = LOADER_OF_KOHYA,
+) -> dict[str, Any]:  # fmt: skip
     """The arguments of a trainer's own call, for a loader that draws from a plan.
 
-    `in_worker` opens the trainer's door in a worker process.
+    `in_worker` opens the trainer's door in a worker process; `names` are as in `loader_mistake`.
+
+    Raises:
+        ConfigError: PyTorch would refuse them.
     """
+    if wrong := loader_mistake(arguments, names):
+        raise ConfigError(": ".join(wrong))
     planned = {name: value for name, value in arguments.items() if name != "shuffle"} | {"sampler": sampler}
     if planned.get("generator") is None:
         # Every iterator draws a number. From the process's own generator, that would shift a resumed run's noise.

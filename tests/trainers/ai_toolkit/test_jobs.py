@@ -379,3 +379,14 @@ def test_a_checkpoint_that_says_nothing_usable_starts_the_epoch_again(tmp_path, 
     monkeypatch.setattr(loaders, "is_first_process", lambda: True)
     assert loaders._saved_with(process, "main") is None
     assert [record.getMessage().count("starts again from its first image") for record in caplog.records] == [1]
+
+
+def test_loader_settings_that_end_the_run(job, command_line):
+    def found(*datasets):
+        data = json.loads(command_line("plan", job(*datasets), "--json")[1])
+        return [one["message"] for one in data["findings"] if one["code"] == "loader"]
+
+    assert found({"num_workers": -1}) == ["num_workers is -1, but must be a whole number of 0 or more"]
+    assert found({"prefetch_factor": 0}) == ["prefetch_factor is 0, but must be a whole number of 1 or more"]
+    assert found({"num_workers": 0, "prefetch_factor": 0}) == []  # which ai-toolkit then does not hand on
+    assert found({}, {"num_workers": -1}) == []  # the first dataset's count for all

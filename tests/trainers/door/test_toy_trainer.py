@@ -143,6 +143,14 @@ def test_another_version_is_refused(toys, capsys):
         toys.PictureSet.batch_of = batch_of
 
 
+def test_a_loader_that_pytorch_refuses_ends_the_run_in_one_line(toys, capsys):
+    with pytest.raises(SystemExit) as error:
+        train(toys, workers=-1)
+    assert error.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.endswith("max_data_loader_n_workers is -1, but must be a whole number of 0 or more: 0 loads without workers")
+
+
 def test_the_trainer_and_its_door_are_short_and_know_no_other_trainer():
     for name, most in (("toy_trainer.py", 100), ("toy_door.py", 150)):
         assert len((HERE / name).read_text(encoding="utf-8").splitlines()) <= most

@@ -15,7 +15,16 @@ from typing import Any, NamedTuple, TypeVar
 
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.door.config_source import FLAG, TEXT, WHOLE, ConfigSource
+from kohya_bucket.trainers.door.config_source import (
+    FLAG,
+    LOADER_OF_KOHYA,
+    ONE_OR_MORE,
+    TEXT,
+    WHOLE,
+    ConfigSource,
+    check_range,
+    loader_mistake,
+)
 from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.sdscripts.config.keys import DEFAULTS, KEYS, config_name
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
@@ -121,10 +130,32 @@ def run_file(source: ConfigSource, findings: Findings) -> RunSettings | None:
         for name, value in settings.items()
         if config_name(name) in DEFAULTS and name not in _NO_OPTIONS
     }
+    _check_training(source, settings, preset, findings)
     paths = {name: _path(source, name, settings) for name in ("dataset_config", *FOLDERS)}
     return RunSettings(paths, options, family, RunLength.from_settings(source, settings, preset))
 
 
+def _check_training(source: ConfigSource, settings: Mapping[str, Any], preset: bool, findings: Findings) -> None:
+    """Name what PyTorch's loader or accelerate ends the run for; sd-scripts takes from a file what no option could be."""
+    table = {name: head for head, inner in source.data.items() if isinstance(inner, dict) for name in inner}
+
+    def place(name: str) -> str:
+        return source.line_of(*((table[name], name) if name in table else (name,))).rstrip(", ")
+
+    workers = _number(source, _WORKERS, settings.get(_WORKERS, 8), preset, 8)
+    loader = {"num_workers": 1 if settings.get("deepspeed") else workers, "persistent_workers": settings.get(_PERSISTENT)}
+    if wrong := loader_mistake(loader, LOADER_OF_KOHYA):
+        findings.error("loader", place(_PERSISTENT if _PERSISTENT in settings else _WORKERS), *wrong)
+    name = "gradient_accumulation_steps"
+    check_range(name, _number(source, name, settings.get(name, 1), preset, 1), ONE_OR_MORE, place(name), findings)
+    name, precision = "mixed_precision", settings.get("mixed_precision", "no")
+    if precision not in _PRECISIONS:
+        message = f"{name} is {precision!r}, but must be one of {', '.join(_PRECISIONS)}"
+        findings.error("mixed-precision", place(name), message)
+
+
+_WORKERS, _PERSISTENT = LOADER_OF_KOHYA["num_workers"], LOADER_OF_KOHYA["persistent_workers"]
+_PRECISIONS = ("no", "fp16", "bf16", "fp8")
 _OF_RUNS = {"pretrained_model_name_or_path", "network_module", "LoRA_type", "output_dir"}
 
 

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.trainers.door.findings import Severity
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.sdscripts.config import read_config
 
@@ -158,3 +159,33 @@ def test_what_is_neither_is_told_so(folder):
     (folder / "dataset.toml").write_text(dataset, encoding="utf-8")
     with pytest.raises(ConfigError, match="brings its own images: leave out --train-data-dir"):
         read_config(folder / "dataset.toml", {"train_data_dir": "img"})
+
+
+@pytest.mark.parametrize(
+    ("more", "codes"),
+    [
+        ("max_data_loader_n_workers = 0\npersistent_data_loader_workers = true", ["loader"]),
+        ("max_data_loader_n_workers = 0", []),
+        ("persistent_data_loader_workers = true", []),  # by default there are 8 workers
+        ("max_data_loader_n_workers = 0\npersistent_data_loader_workers = true\ndeepspeed = true", []),  # makes it 1
+        ("[loading]\nmax_data_loader_n_workers = -1", ["loader"]),
+        ("gradient_accumulation_steps = 0", ["gradient-accumulation-steps"]),
+        ("gradient_accumulation_steps = -1", ["gradient-accumulation-steps"]),
+        ('mixed_precision = "fp61"', ["mixed-precision"]),
+        ('mixed_precision = "bf16"', []),
+    ],
+)
+def test_settings_at_which_the_loader_or_accelerate_ends_the_run(folder, more, codes):
+    file = folder / "run.toml"
+    text = f"pretrained_model_name_or_path = 'm'\nresolution = '512'\ntrain_data_dir = {json.dumps(str(folder / 'img'))}\n{more}\n"
+    file.write_text(text, encoding="utf-8")
+    found = list(read_config(file).findings)
+    assert [one.code for one in found if one.severity is Severity.ERROR] == codes
+    assert all(one.where.startswith("line ") for one in found if one.code in codes)
+
+
+def test_zeros_of_a_preset_are_not_handed_over(folder):
+    more = {"max_data_loader_n_workers": 0, "persistent_data_loader_workers": True, "gradient_accumulation_steps": 0}
+    assert not list(read_config(preset(folder, **more)).findings)
+    wrong = read_config(preset(folder, max_data_loader_n_workers="-1")).findings
+    assert [one.code for one in wrong] == ["loader"]
