@@ -71,7 +71,7 @@ def plan(
         hint = f"as is usual for {arch}; for the trainer: {said}"
     if hint and not as_json and not stops:
         say(hint)
-    raise typer.Exit(1 if stops or (strict and spoiled) else 0)
+    raise typer.Exit(1 if stops or planned.unplanned or (strict and spoiled) else 0)
 
 
 def _measured_for(model: str, keys: Mapping[str, Any]) -> str:

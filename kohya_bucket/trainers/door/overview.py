@@ -129,7 +129,7 @@ def place_datasets(
             raise type(error)(f"{name}: {error}") from error
         if data is not None:
             placed.append(data)
-    if not stopped and not any(len(data.items.keys) for data in placed):
+    if not stopped and len(placed) == len(places) and not any(len(data.items.keys) for data in placed):
         code, message, remedy = nothing
         findings.error(code, "", message, remedy)
     return placed

@@ -116,3 +116,10 @@ ARCHITECTURES = dict(
                 grid=_H3_GRID, sees_controls=True, per_clip=True, controls=None),
     )
 )  # fmt: skip
+
+OF_TOKENS = {
+    "flux": "fk", "flux2-dev": "f2d", "flux2-klein-4b": "f2k4b", "flux2-klein-9b": "f2k9b", "z-image": "zi",
+    "wan-1.3b": "wan", "wan-14b": "wan", "hunyuan-video": "hv", "hunyuan-video-1.5": "hv15",
+    "kandinsky5-lite": "k5", "kandinsky5-pro": "k5",
+}  # fmt: skip
+"""Families by what the option `model` calls a model whose tokens count. Three have that of Qwen-Image."""

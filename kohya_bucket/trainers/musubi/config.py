@@ -30,7 +30,7 @@ from kohya_bucket.trainers.door.config_source import (
 )
 from kohya_bucket.trainers.door.findings import Findings, Severity
 from kohya_bucket.trainers.door.options import TABLE, WHERE_PLACED, AdapterOptions
-from kohya_bucket.trainers.musubi.architectures import ANY, ARCHITECTURES, Family
+from kohya_bucket.trainers.musubi.architectures import ANY, ARCHITECTURES, OF_TOKENS, Family
 from kohya_bucket.trainers.musubi.checkout import clips_always_in_buckets, keys_of_configs, known_checkout
 from kohya_bucket.trainers.musubi.keys import (
     CLIPS,
@@ -57,7 +57,7 @@ class MusubiConfig:
         datasets: in order; those that musubi-tuner would refuse are there with what is known.
         readable: whether all values of each can be read; else a default stands there.
         places: where each begins, for messages: `line 7, dataset 1`.
-        model: what is trained; `ANY` where it is not said.
+        model: what is trained, where it is not named that of `[kohya_bucket]`; `ANY` where neither says it.
         options: those of its `[kohya_bucket]` table, over the environment's; None where a finding says what is wrong.
         findings: everything that is wrong or notable.
     """
@@ -153,9 +153,11 @@ def read_config(path: str | os.PathLike[str], model: Family = ANY) -> MusubiConf
         places.append(place)
         readable.append(general_read and own_read)
     _check_caches(datasets, places, findings)
+    options = AdapterOptions.of_config(source, findings)
+    if not model.name and options is not None:
+        model = ARCHITECTURES[OF_TOKENS[options.model]] if options.model in OF_TOKENS else model
     for keys, place in zip(datasets, places, strict=True):
         _check_values(keys, place, model, findings)
-    options = AdapterOptions.of_config(source, findings)
     for conflict in conflicts(options or AdapterOptions()):
         findings.error("settings", source.line_of(TABLE).rstrip(", "), conflict)
         options = None
@@ -295,11 +297,21 @@ def _check_frames(keys: ClipKeys, place: str, model: Family, findings: Findings)
         findings.note("target-frames", place, message, f"{model.title} takes {model.grid} frames")
 
 
+NEEDS_MODEL = "needs-model"
+"""The code of a finding that stops no training: without the model, nothing can be shown of a dataset."""
+
+
+def frames_follow(keys: CommonKeys, model: Family) -> bool:
+    """Whether it is known how many frames a dataset's clips have in training."""
+    return bool(model.name) or getattr(keys, "source_fps", None) is None
+
+
 def check_model(keys: ClipKeys, place: str, model: Family, findings: Findings) -> None:
     """Whether the model trains clips, and what it does with their rate."""
-    if not model.name and keys.source_fps is not None:
-        message = f"source_fps is {keys.source_fps}, but how many frames are left depends on the model"
-        findings.error("no-architecture", place, message, "name it, e.g. --arch wan")
+    if not frames_follow(keys, model):
+        message = f"source_fps is {keys.source_fps}, and how many frames are left depends on the model, which is not named"
+        remedy = "name it, e.g. --arch wan, or model = 'wan-14b' under [kohya_bucket]"
+        findings.warning(NEEDS_MODEL, place, message, remedy)
     if model.name and model.target_fps is None:
         able = ", ".join(a.name for a in ARCHITECTURES.values() if a.target_fps is not None)
         message = f"{model.title} trains no clips in musubi-tuner"

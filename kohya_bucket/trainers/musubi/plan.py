@@ -40,7 +40,7 @@ from kohya_bucket.trainers.door.programs import Programs
 from kohya_bucket.trainers.door.sizes import scan_sizes
 from kohya_bucket.trainers.door.subject import Epoch, HeaderReader, Subject, some_subjects
 from kohya_bucket.trainers.musubi.architectures import Family
-from kohya_bucket.trainers.musubi.config import MusubiConfig, buckets_follow
+from kohya_bucket.trainers.musubi.config import MusubiConfig, buckets_follow, frames_follow
 from kohya_bucket.trainers.musubi.controls import Sizes, sizes_in_batch
 from kohya_bucket.trainers.musubi.keys import CONTROL_IN_THE_MIDDLE, OWN_SIZES, ClipKeys, CommonKeys
 from kohya_bucket.trainers.musubi.listing import list_items
@@ -322,6 +322,8 @@ def overview(
     model, stopped = config.model, bool(config.findings.of(Severity.ERROR))
 
     def place(i: int) -> DatasetOverview | None:
+        if not frames_follow(config.datasets[i], model):
+            return None
         if stopped and not (config.readable[i] and buckets_follow(config.datasets[i], config.places[i], model)):
             return None
         data = _place(config, i, options, decode, progress)

@@ -48,7 +48,9 @@ class MusubiTuner(Trainer):
     def programs(self, asked: Asked) -> Programs:
         from kohya_bucket.trainers.musubi.families import architecture_named
 
-        model = architecture_named(asked.arch)
+        return self._programs(architecture_named(asked.arch))
+
+    def _programs(self, model: Family) -> Programs:
         return Programs(f"{model.title} in {self.name}", {self.name: model.steps})
 
     def recognises(self, config: Path, content: Any) -> bool:
@@ -78,7 +80,8 @@ class MusubiTuner(Trainer):
     ) -> tuple[list[Subject], list[Finding]]:
         from kohya_bucket.trainers.musubi.plan import subjects_of
 
-        return subjects_of(_read_whole(asked), self.programs(asked), batch_size, reader)
+        read = _read_whole(asked)
+        return subjects_of(read, self._programs(read.model), batch_size, reader)
 
     def ways(self, asked: Asked, item: OneItem, focus: str | None) -> tuple[list[Way], AdapterOptions]:
         from kohya_bucket.trainers.door.findings import Findings, Severity
@@ -120,11 +123,12 @@ def _read(asked: Asked) -> MusubiConfig:
 
 
 def _read_whole(asked: Asked) -> MusubiConfig:
-    """The same; `ConfigError` for one with mistakes."""
+    """The same; `ConfigError` for one with mistakes, or from which nothing follows without a model."""
     from kohya_bucket.trainers.door.findings import Severity
+    from kohya_bucket.trainers.musubi.config import NEEDS_MODEL
 
     read = _read(asked)
-    if wrong := read.findings.of(Severity.ERROR):
+    if wrong := [one for one in read.findings if one.severity is Severity.ERROR or one.code == NEEDS_MODEL]:
         raise ConfigError(f"{asked.file}: {wrong[0].text}")
     return read
 

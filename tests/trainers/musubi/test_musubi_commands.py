@@ -6,7 +6,7 @@ import pytest
 
 from kohya_bucket.cli import subjects
 from kohya_bucket.images import clips as headers_clip
-from tests.clip_files import make_clip
+from tests.clip_files import make_clip, with_cover
 from tests.command_line import command_line
 from tests.pictures import make_pictures
 
@@ -47,6 +47,51 @@ def test_plan(config, command_line):
     assert (images["items"], images["samples"]) == (2, 4)
     assert [(row["gpus"], row["steps"], row["missed"]) for row in found["gpus"]] == [(1, 14, 0), (2, 7, 0)]
     assert {f["code"] for f in found["findings"]} == {"too-short", "source-fps"}
+
+
+def test_a_model_whose_tokens_count_is_the_model(config, command_line):
+    with open(config, "a", encoding="utf-8") as file:
+        file.write("[kohya_bucket]\nmodel = 'wan-14b'\n")
+    named = [json.loads(command_line("plan", config, *arch, "--json")[1]) for arch in ([], ["--arch", "wan"])]
+    assert named[0] == named[1]
+    assert named[0]["architecture"] == "wan"
+
+
+@pytest.mark.parametrize("images", [True, False])
+def test_without_a_model_what_depends_on_it_is_not_planned_and_not_called_a_stop(config, command_line, images):
+    text = config.read_text(encoding="utf-8").replace("frame_extraction", "source_fps = 24.0\nframe_extraction")
+    config.write_text(text if images else text.rpartition("[[datasets]]")[0], encoding="utf-8")
+    code, out, err = command_line("plan", config)
+    assert code == 1
+    assert "how many frames are left depends on the model, which is not named: name it" in out
+    assert "not planned, because of that: dataset 1" in out + err
+    assert "musubi-tuner stops" not in out
+    assert "nothing found that would stop the training" in "".join(command_line("doctor", config, "--quick")[1:])
+    for command in (["analyze"], ["simulate", "96x64x30"]):
+        code, _, err = command_line(*command, "--config", config)
+        assert code == 2
+        assert "depends on the model" in err
+
+
+def test_clips_that_break_off_and_that_begin_with_a_cover_are_named(config, command_line, tmp_path):
+    whole = make_clip(tmp_path / "whole.mkv", 40, (96, 64))
+    (tmp_path / "clips" / "cut.mkv").write_bytes(whole.read_bytes()[: whole.stat().st_size * 6 // 10])
+    with_cover(tmp_path / "clips" / "covered.mkv", whole)
+    for name in ("cut", "covered"):
+        (tmp_path / "clips" / f"{name}.txt").write_text("a caption", encoding="utf-8")
+    code, out, _ = command_line("plan", config, "--arch", "wan", "--json", "--images")
+    assert code == 0
+    found = json.loads(out)
+    (flaw,) = (one for one in found["findings"] if one["code"] == "clip-flaws")
+    assert (flaw["severity"], flaw["count"]) == ("warning", 2)
+    covered, cut = sorted(flaw["names"])
+    assert "covered.mkv its first video stream, which trainers decode, is not the one that plays" in covered
+    assert "cut.mkv breaks off after " in cut
+    rows = {row["path"].rpartition("/")[2]: row for row in found["datasets"][0]["rows"]}
+    assert (rows["covered.mkv"]["size"], rows["covered.mkv"]["items"]) == ([32, 32], [])  # as the trainer decodes it
+    assert "2 clips" not in command_line("analyze", tmp_path / "clips" / "a.mp4")[1]
+    assert "cut.mkv breaks off after" in command_line("analyze", tmp_path / "clips")[1]
+    assert "breaks off after" in command_line("simulate", tmp_path / "clips" / "cut.mkv", "--arch", "wan")[1]
 
 
 def test_plan_as_a_table(config, command_line):

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.trainers.musubi.architectures import ANY, ARCHITECTURES
+from kohya_bucket.latents.token_grids import TOKEN_GRIDS
+from kohya_bucket.trainers.door.findings import Severity
+from kohya_bucket.trainers.musubi.architectures import ANY, ARCHITECTURES, OF_TOKENS
 from kohya_bucket.trainers.musubi.config import is_musubi, read_config, why_not_cached_in
 from kohya_bucket.trainers.musubi.families import architecture_named
 from kohya_bucket.trainers.musubi.keys import ClipKeys, ImageKeys
@@ -157,8 +159,14 @@ def test_data_sets_that_exclude_each_other_and_keys_that_are_missing(tmp_path):
 
 def test_models(tmp_path):
     assert "Z-Image trains no clips in musubi-tuner" in said(read(tmp_path, CLIPS, "zi"))["no-clips"]
-    rate = said(read(tmp_path, CLIPS + "source_fps = 30.0", None))["no-architecture"]
-    assert "depends on the model: name it, e.g. --arch wan" in rate
+    unknown = read(tmp_path, CLIPS + "source_fps = 30.0", None)
+    assert "depends on the model, which is not named: name it, e.g. --arch wan, or model = " in said(unknown)["needs-model"]
+    assert not unknown.findings.of(Severity.ERROR)  # nothing at which musubi-tuner would stop
+    for tokens, short in OF_TOKENS.items():
+        table = f"source_fps = 30.0\n[kohya_bucket]\nmodel = '{tokens}'"
+        assert read(tmp_path, CLIPS + table, None).model is ARCHITECTURES[short]
+        assert read(tmp_path, CLIPS + table, "fp").model is ARCHITECTURES["fp"]  # what is named wins
+        assert tokens in TOKEN_GRIDS
     for name in ("wan", "WAN", "wan_train_network.py", "src/musubi_tuner/wan_train_network.py"):
         assert architecture_named(name) is ARCHITECTURES["wan"]
     for name, short in [("hunyuan_video", "hv"), ("hv_train.py", "hv"), ("hv_1_5_train_network.py", "hv15"),
