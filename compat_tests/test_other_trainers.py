@@ -197,7 +197,9 @@ ROWS = np.concatenate([
 def test_simple_tuner_leaves_out_by_area_as_skip_image_resolution_with_sides_of_one_less_and_one_more(edge) -> None:
     keeps = simple_tuner_keeps(edge, "pixel_area")
     kept = [bool(keeps(w, h)) for w, h in ROWS.tolist()]
-    assert kept == [w * h > (edge - 1) * (edge + 1) for w, h in ROWS.tolist()]  # as sd-scripts, which leaves out up to it
+    assert kept == [
+        w * h > (edge - 1) * (edge + 1) for w, h in ROWS.tolist()
+    ]  # as sd-scripts, which leaves out up to it
     assert kept != [w * h > edge * edge for w, h in ROWS.tolist()]
 
 

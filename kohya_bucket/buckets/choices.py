@@ -45,7 +45,7 @@ gives the [M - 1] aspects between them."""
 NO_UPSCALE_FITS: Mapping[str, Choice] = {
     "kohya": Choice("as sd-scripts"),
     "largest": Choice("the largest size that crops no more"),
-    "standard": Choice("the bucket it would get with upscaling, if the image fills it"),
+    "standard": Choice("the bucket it would get with upscaling, if the image fills it; crops more"),
 }
 """Which size an image gets with `bucket_no_upscale`."""
 
@@ -108,7 +108,7 @@ class RuleOptions:
             own: midpoint for `kohya` and `novelai`, geometric for the others.
         no_upscale_fit: with `bucket_no_upscale`, `largest` keeps the most of each image's pixels where sd-scripts
             (`kohya`) sometimes takes a smaller bucket than would fit; `standard` keeps to the usual buckets where
-            images fill them.
+            images fill them, which makes fewer and crops more.
         max_crop: largest share of an image that may be cropped off, e.g. 0.05; images beyond it are moved to a
             better bucket or left out by name.
         token_tolerance: by how much of its tokens an image of rule `token_band` may differ from the resolution, e.g.

@@ -25,8 +25,10 @@ _MOST_FRAMES = 129  # of a clip of which all are taken
 
 @dataclass(frozen=True)
 class Clip:
-    """One clip; `fps` is 0 where it is not known, `counted` where a container does not say how many frames it has, `flaw`
-    says what is wrong with the file."""
+    """One clip; `fps` is 0 where it is not known, `counted` where a container does not say how many frames it has.
+
+    `flaw` is what is wrong with the file, for a reader.
+    """
 
     size: tuple[int, int]
     frames: int

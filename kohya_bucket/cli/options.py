@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from kohya_bucket.buckets import BucketRule
+    from kohya_bucket.buckets.rules.kohya import SettingNames
     from kohya_bucket.buckets.sizes import IntArray
     from kohya_bucket.images.parallel import Engine
     from kohya_bucket.latents.items import EncodeOptions
@@ -305,8 +306,15 @@ class RuleArguments(RuleOptions):
 
         limits = self.min_bucket_reso, self.max_bucket_reso, self.bucket_reso_steps
         keys = DatasetKeys(self.size, True, *limits, self.bucket_no_upscale)
-        rule_for(keys)
+        rule_for(keys, names=_setting_names())
         return keys
+
+    def check(self) -> None:
+        """Refuse at once, before images are read, what `make` refuses whatever they are."""
+        if named_rule(self.name).from_images:
+            _ = self.keys
+        else:
+            self.make()
 
     def make(self, sizes: IntArray | None = None) -> BucketRule:
         """The rule. `sizes` [N, 2] are for those that are made from the data."""
@@ -317,7 +325,13 @@ class RuleArguments(RuleOptions):
         rule_options = self.of_rules()
         if self.brings_sizes:
             return rule_from_name(self.name, max_reso=self.size, no_upscale=self.bucket_no_upscale, **rule_options)
-        return rule_for(self.keys, AdapterOptions(rule=self.name, **rule_options), sizes)
+        return rule_for(self.keys, AdapterOptions(rule=self.name, **rule_options), sizes, _setting_names())
+
+
+def _setting_names() -> SettingNames:
+    from kohya_bucket.buckets.rules.kohya import SettingNames
+
+    return SettingNames("--min-bucket-reso", "--max-bucket-reso", "--bucket-reso-steps", "--bucket-no-upscale")
 
 
 @dataclass(frozen=True)

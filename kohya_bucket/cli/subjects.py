@@ -121,6 +121,7 @@ def from_folders(
     """One dataset of all images that `sources` name, and one of all clips; and what is beside them."""
     if not sources:
         raise ConfigError("nothing to analyse: name a folder, e.g. kohya-bucket analyze data/, or give --config")
+    options.check()
     name = ", ".join(Path(source).name or Path(source).resolve().name for source in sources)
     origin = "" if options.name == "kohya" else options.name.replace(":", " ", 1)
 

@@ -155,10 +155,14 @@ def _mpeg_packet(head: bytes) -> int:
 
 _EBML, _MPEG, _HEAD = b"\x1a\x45\xdf\xa3", b"\x00\x00\x01\xba", 24
 _PARTS: Sequence[tuple[bytes, int, Callable[[bytes], int]]] = (
-    (_EBML, 0, _ebml_element), (b"RIFF", 0, _riff_chunk), (bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c"), 0, _asf_object),
-    (b"FLV", 0, _flv_tag), (_MPEG, 0, _mpeg_packet), (b"ftyp", 4, _mp4_box), (b"moov", 4, _mp4_box), (b"mdat", 4, _mp4_box),
-)  # fmt: skip
-"""How files of a container begin, where, and the length of a part of them by its first bytes; 0 if it is not stated."""
+    (_EBML, 0, _ebml_element),
+    (b"RIFF", 0, _riff_chunk),
+    (bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c"), 0, _asf_object),
+    (b"FLV", 0, _flv_tag),
+    (_MPEG, 0, _mpeg_packet),
+    *((kind, 4, _mp4_box) for kind in (b"ftyp", b"moov", b"mdat")),
+)
+"""How files of a container begin, where, and what tells the length of a part by its first bytes; 0: it is not stated."""
 
 
 def missing_bytes(path: str, file_size: int) -> int:
@@ -166,8 +170,8 @@ def missing_bytes(path: str, file_size: int) -> int:
     at = 0
     with open_input(path) as file:
         head = file.read(_HEAD)
-        length_of = next((of for magic, start, of in _PARTS if head.startswith(magic, start)), None)
-        for _ in range(MOST_FRAMES if length_of else 0):
+        length_of = next((of for magic, start, of in _PARTS if head.startswith(magic, start)), lambda _: 0)
+        for _ in range(MOST_FRAMES):
             length = length_of(head.ljust(_HEAD, b"\0"))
             at += length
             if not length or at >= file_size:

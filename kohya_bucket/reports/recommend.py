@@ -289,7 +289,7 @@ def changes(rule: BucketRule, programs: Programs, sizes: IntArray, enlarged: flo
     """
     if isinstance(rule, KohyaBuckets):
         yield from _steps(rule, programs)
-        yield from (_upscaling(rule) if rule.no_upscale else _limits(rule, programs, sizes, enlarged))
+        yield from (_upscaling(rule, sizes) if rule.no_upscale else _limits(rule, programs, sizes, enlarged))
         if not rule.no_upscale and enlarged > 0.2:
             yield from _lower_resolution(rule, sizes)
         if not rule.no_upscale and rule.switching != "geometric":
@@ -345,20 +345,26 @@ def _limits(rule: KohyaBuckets, programs: Programs, sizes: IntArray, enlarged: f
     yield from _tried("bucket_no_upscale", "false", "true", why, rule, no_upscale=True, switching="midpoint")
 
 
-def _upscaling(rule: KohyaBuckets) -> Iterator[Change]:
-    now = rule.no_upscale_fit
+def _upscaling(rule: KohyaBuckets, sizes: IntArray) -> Iterator[Change]:
+    now, used = rule.no_upscale_fit, _used(rule, sizes)
     for fit, why in (
         ("largest", "Sides are floored to the step, where a larger size often fits"),
         ("standard", "Sizes that occur become buckets of their own, also of images that would fill a usual one"),
     ):
-        if fit != now:
-            yield from _tried("[kohya_bucket] no_upscale_fit", now, fit, why, rule, no_upscale_fit=fit)
+        for change in _tried("[kohya_bucket] no_upscale_fit", now, fit, why, rule, no_upscale_fit=fit):
+            if fit != now and (fit != "standard" or _used(change.rule, sizes) < used):  # all that it is for
+                yield change
     why = "Without upscaling, every size that occurs becomes a bucket of its own"
     texts = "bucket_no_upscale", "true", "false"
     if rule.no_upscale_fit != "kohya":  # refused with upscaling
         now = f"true and {rule.no_upscale_fit}"
         texts = "bucket_no_upscale and [kohya_bucket] no_upscale_fit", now, "false and none"
     yield from _tried(*texts, why, rule, no_upscale=False, no_upscale_fit="kohya")
+
+
+def _used(rule: BucketRule, sizes: IntArray) -> int:
+    placed = rule.place(sizes)
+    return len(np.unique(placed.bucket_sizes[placed.placed], axis=0))
 
 
 def _tried(

@@ -103,8 +103,8 @@ def test_many_images_give_the_same_as_few() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((512, 576, 1024, 64), "min_size 576 is above the shorter side of resolution 512x512: lower it to 512"),
-        ((2048, 256, 1024, 64), "max_size 1024 is below the longer side .* raise it to 2048"),
+        ((512, 576, 1024, 64), "min_size 576 is above the shorter side of resolution 512x512: set min_size to 512"),
+        ((2048, 256, 1024, 64), "max_size 1024 is below the longer side .* set max_size to 2048"),
         ((512, 250, 1024, 64), "min_size is 250, which is not a positive multiple .* use 192"),
         ((512, 256, 1000, 64), "max_size is 1000, .* use 1024"),
         ((512, 1024, 512, 64), "min_size 1024 is above max_size 512"),

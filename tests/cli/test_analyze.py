@@ -139,8 +139,8 @@ def test_the_terminal_report_names_the_broken_file(folder) -> None:
         (("{folder}", "-p", "sdxxl"), "sdxxl"),
         (("{folder}", "--config", "x.toml"), "x.toml brings its own images and rules"),
         (("--config", "no_config.toml"), "no_config.toml"),
-        (("{folder}", "--max-bucket-reso", "448"), "max_bucket_reso 448"),
-        (("{folder}", "--resolution", "1536"), "max_bucket_reso 1024"),
+        (("{folder}", "--max-bucket-reso", "448"), "--max-bucket-reso 448"),
+        (("{folder}", "--resolution", "1536"), "--max-bucket-reso 1024"),
     ],
 )
 def test_mistakes_end_with_one_line_and_exit_code_2(folder, command_line, arguments, message) -> None:

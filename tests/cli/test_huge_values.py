@@ -167,9 +167,9 @@ def test_numbers_of_a_launch(monkeypatch, value) -> None:
     [
         (["--max-crop", "10%"], "--max-crop is '10%'"),
         (["--min-bucket-reso", "1e9"], "--min-bucket-reso is '1e9'"),
-        (["--min-bucket-reso", "5000"], "min_bucket_reso 5000"),
-        (["--min-bucket-reso", "-3"], "min_bucket_reso is -3"),
-        (["--min-bucket-reso", "10"], "min_bucket_reso is 10"),
+        (["--min-bucket-reso", "5000"], "--min-bucket-reso 5000"),
+        (["--min-bucket-reso", "-3"], "--min-bucket-reso is -3"),
+        (["--min-bucket-reso", "10"], "--min-bucket-reso is 10"),
         (["--max-bucket-reso", "0"], "--max-bucket-reso is 0"),
         (["--focus", "boxes.jsonl"], "--focus is 'boxes.jsonl', but a size has no name to look for in a file"),
     ],

@@ -86,10 +86,10 @@ def test_sides_are_rounded_to_the_step_as_sd_scripts_does() -> None:
 
 def test_what_sd_scripts_stops_at_is_refused_for_every_rule() -> None:
     for rule in (None, "novelai", "exact", "auto"):
-        with pytest.raises(KohyaBucketError, match="max_bucket_reso 1024"):
+        with pytest.raises(KohyaBucketError, match="--max-bucket-reso 1024"):
             RuleArguments(rule=rule, resolution="1536").make(SIZES)
         RuleArguments(rule=rule, resolution="1536", max_bucket_reso=1536).make(SIZES)
-    with pytest.raises(KohyaBucketError, match="min_bucket_reso 640"):
+    with pytest.raises(KohyaBucketError, match="--min-bucket-reso 640"):
         RuleArguments(min_bucket_reso=640, bucket_no_upscale=True).make()
 
 
@@ -138,13 +138,28 @@ def test_names_are_split_and_groups_taken_apart() -> None:
     [
         (["--max-crop", "10%"], "--max-crop is '10%', but must be a number, as a share: 0.1 for 10%"),
         (["--min-bucket-reso", "1e9"], "--min-bucket-reso is '1e9'"),
-        (["--min-bucket-reso", "5000"], "min_bucket_reso 5000"),
+        (["--min-bucket-reso", "5000"], "--min-bucket-reso 5000"),
     ],
 )
 def test_an_argument_that_does_not_fit_is_named_with_its_value(command_line, arguments, message) -> None:
     code, output, errors = command_line("simulate", "800x600", *arguments)
     assert (code, output, len(errors.splitlines())) == (2, "", 1)
     assert message in errors
+
+
+@pytest.mark.parametrize("rule", [[], ["--rule", "auto"], ["--rule", "exact"]])
+@pytest.mark.parametrize("command", [["analyze"], ["compare", "--rules", "auto,trainers"], ["buckets", "make"],
+                                     ["buckets", "chart"], ["precompute", "--vae", "v"]])  # fmt: skip
+def test_a_small_resolution_is_refused_before_anything_is_read(command_line, command, rule) -> None:
+    """As sd-scripts stops there, too, with its defaults; what the one option to add is, is said."""
+    if command[0] == "compare" or command[-1] == "make":
+        rule = []
+    code, _, errors = command_line(*command, "no such folder", "--resolution", "128", *rule)
+    assert code == 2
+    assert errors == (
+        "kohya-bucket: --min-bucket-reso 256 is above the shorter side of resolution 128x128: "
+        "set --min-bucket-reso to 128 or raise the resolution\n"
+    )
 
 
 def test_a_page_lists_every_model_of_musubi_tuner_by_its_long_name() -> None:

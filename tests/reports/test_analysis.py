@@ -16,7 +16,7 @@ from kohya_bucket.buckets.rules.registry import rule_from_name
 from kohya_bucket.cli.analysis_view import print_analysis
 from kohya_bucket.reports.analysis import analyze
 from kohya_bucket.reports.output import report_as_dict
-from kohya_bucket.reports.recommend import recommend
+from kohya_bucket.reports.recommend import changes, recommend
 from kohya_bucket.trainers.door.subject import ImageTable, Subject
 from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, trainer_named
 
@@ -146,6 +146,23 @@ def test_without_upscaling_the_usual_buckets_are_proposed_where_they_fill_batche
     advice = advised(rule, sizes, batch_size=4)["[kohya_bucket] no_upscale_fit"]
     assert advice.proposed == "standard"
     assert advice.after.short_batches < advice.before.short_batches
+
+
+def test_the_usual_buckets_are_proposed_only_where_they_are_fewer_and_with_what_they_cost() -> None:
+    proposed = 0
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        sizes = rng.integers(200, rng.choice([600, 2500]), (60, 2)).astype(np.int32)
+        rule = KohyaBuckets(1024, no_upscale=True)
+        for change in changes(rule, ANY_TRAINER, sizes, 0.0):
+            if change.proposed == "standard":
+                proposed += 1
+                used = [len(np.unique(one.place(sizes).bucket_sizes, axis=0)) for one in (rule, change.rule)]
+                assert used[1] < used[0]
+    assert 0 < proposed < 30
+    rule = KohyaBuckets(1024, reso_steps=16, no_upscale=True)
+    advice = advised(rule, np.random.default_rng(0).integers(1000, 3000, (300, 2)).astype(np.int32), batch_size=4)
+    assert "mean crop loss" in advice["[kohya_bucket] no_upscale_fit"].cost
 
 
 def test_images_lying_on_their_side_are_named() -> None:

@@ -211,10 +211,11 @@ def check_settings(
     if min(width, height) < min_size:
         raise BucketSettingsError(
             f"{names.min_size} {min_size} is above the shorter side of resolution {width}x{height}: "
-            f"lower it to {min(width, height) // reso_steps * reso_steps or reso_steps} or raise the resolution"
+            f"set {names.min_size} to {min(width, height) // reso_steps * reso_steps or reso_steps} or raise the "
+            "resolution"
         )
     if max(width, height) > max_size:
         raise BucketSettingsError(
             f"{names.max_size} {max_size} is below the longer side of resolution {width}x{height}: "
-            f"raise it to {max(width, height) + -max(width, height) % reso_steps} or lower the resolution"
+            f"set {names.max_size} to {max(width, height) + -max(width, height) % reso_steps} or lower the resolution"
         )

@@ -188,6 +188,7 @@ def chart(
 
     options, path = options.for_arch(context, arch), path or []
     check_output("--output", output, "a picture", [*path, options.bucket_config])
+    options.check()
     sizes = sizes_of(path, recursive=recursive).sizes if path else None
     rule = options.make(sizes)
     bucket_set, switching = rule.bucket_set, str(getattr(rule, "switching", "midpoint"))

@@ -64,6 +64,8 @@ def compare(
     clips = list_images([p for p in path if Path(p).is_dir()], recursive=recursive, extensions=VIDEO_EXTENSIONS)
     if clips and not (quiet or as_json):
         say(f"{counted(len(clips), 'clip')} left out: only images are compared", err=True)
+    if {*_own(), _SD_SCRIPTS}.intersection(names):
+        options.check()
     images = sizes_of(path, recursive=recursive, workers=workers, quiet=quiet or as_json)
     chosen = [(name, compared_rule(name, options, images.sizes)) for name in names]
     about = {"images": len(images.sizes), "unreadable": images.unreadable, "batch_size": batch_size}

@@ -140,6 +140,7 @@ def _chosen(
         refuse_beside(context, f"{options.name.replace(':', ' ', 1)} brings its own sizes", sizes)
     if not path:
         raise ConfigError("nothing to encode: name a folder, e.g. kohya-bucket precompute data/ --vae …")
+    options.check()
     images, rule = (
         source_in(path, beside, recursive=recursive),
         None if named_rule(options.name).from_images else options.make(),

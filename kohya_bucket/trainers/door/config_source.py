@@ -331,14 +331,17 @@ LOADER_OF_KOHYA = {"num_workers": "max_data_loader_n_workers", "persistent_worke
 
 
 def loader_mistake(given: Mapping[str, Any], names: Mapping[str, str]) -> tuple[str, str] | None:
-    """What is wrong and what to do, where PyTorch refuses these arguments of a `DataLoader`, or stops in its first step.
+    """What is wrong and what to do, where PyTorch refuses these arguments of a `DataLoader`, or stops with them at once.
 
     `names` are those that a trainer has for them; others are called as PyTorch does.
     """
     called = {name: names.get(name, name) for name in ("num_workers", "persistent_workers", "prefetch_factor")}
     workers, ahead = given.get("num_workers", 0), given.get("prefetch_factor")
     if not isinstance(workers, int) or workers < 0:
-        return f"{called['num_workers']} is {workers!r}, but must be a whole number of 0 or more", "0 loads without workers"
+        return (
+            f"{called['num_workers']} is {workers!r}, but must be a whole number of 0 or more",
+            "0 loads without workers",
+        )
     if given.get("persistent_workers") and not workers:
         remedy = f"leave {called['persistent_workers']} out, or set {called['num_workers']} to 1 or more"
         return f"{called['persistent_workers']} keeps workers, and {called['num_workers']} is 0", remedy

@@ -27,7 +27,7 @@ class DatasetKeys:
     bucket_no_upscale: bool = False
 
 
-def adjust_to_steps(keys: DatasetKeys) -> tuple[int, int]:
+def adjust_to_steps(keys: DatasetKeys, names: SettingNames = _KEYS) -> tuple[int, int]:
     """Smallest and largest side rounded to the step: down for one, up for the other.
 
     With upscaling, a smallest below one step is given back as it is: rounding would leave nothing to name.
@@ -35,21 +35,25 @@ def adjust_to_steps(keys: DatasetKeys) -> tuple[int, int]:
     Raises:
         BucketSettingsError: none lies between them.
     """
-    steps = check_steps(keys.bucket_reso_steps, _KEYS.reso_steps)
+    steps = check_steps(keys.bucket_reso_steps, names.reso_steps)
     low, high = keys.min_bucket_reso, keys.max_bucket_reso
     if low - low % steps > high + -high % steps:
         raise BucketSettingsError(
-            f"min_bucket_reso {low} is above max_bucket_reso {high}, so that no side fits: lower the one or raise "
+            f"{names.min_size} {low} is above {names.max_size} {high}, so that no side fits: lower the one or raise "
             "the other"
         )
     whole = low >= steps or keys.bucket_no_upscale
     return low - low % steps if whole else low, high + -high % steps
 
 
-def rule_for(keys: DatasetKeys, options: AdapterOptions | None = None, sizes: IntArray | None = None) -> BucketRule:
+def rule_for(
+    keys: DatasetKeys, options: AdapterOptions | None = None, sizes: IntArray | None = None,
+    names: SettingNames = _KEYS,
+) -> BucketRule:  # fmt: skip
     """Kohya's rule for these keys, or the one that the adapter's options ask for.
 
-    `sizes` are [N, 2] of the dataset's images, for rules that make their buckets from the data.
+    `sizes` are [N, 2] of the dataset's images, for rules that make their buckets from the data; `names` are what
+    messages call the keys.
 
     Raises:
         BucketSettingsError: keys from which no buckets follow, with the remedy.
@@ -57,14 +61,14 @@ def rule_for(keys: DatasetKeys, options: AdapterOptions | None = None, sizes: In
     """
     if not keys.enable_bucket:
         return OneBucket(keys.resolution)
-    low, high = adjust_to_steps(keys)
+    low, high = adjust_to_steps(keys, names)
     options, limits = options or AdapterOptions(), (keys.resolution, low, high, keys.bucket_reso_steps)
     width, height = keys.resolution
     if keys.bucket_no_upscale and not low <= min(width, height) <= max(width, height) <= high:
         # No-upscale mode ignores the limits, but Kohya's rule still stops over them.
-        check_settings(*limits, names=_KEYS)
+        check_settings(*limits, names=names)
     if options.rule == AdapterOptions.rule:
-        check_settings(*limits, keys.bucket_no_upscale, options.no_upscale_fit, _KEYS)
+        check_settings(*limits, keys.bucket_no_upscale, options.no_upscale_fit, names)
     rule = rule_from_name(
         options.rule,
         max_reso=keys.resolution,

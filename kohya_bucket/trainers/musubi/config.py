@@ -309,7 +309,9 @@ def frames_follow(keys: CommonKeys, model: Family) -> bool:
 def check_model(keys: ClipKeys, place: str, model: Family, findings: Findings) -> None:
     """Whether the model trains clips, and what it does with their rate."""
     if not frames_follow(keys, model):
-        message = f"source_fps is {keys.source_fps}, and how many frames are left depends on the model, which is not named"
+        message = (
+            f"source_fps is {keys.source_fps}, and how many frames are left depends on the model, which is not named"
+        )
         remedy = "name it, e.g. --arch wan, or model = 'wan-14b' under [kohya_bucket]"
         findings.warning(NEEDS_MODEL, place, message, remedy)
     if model.name and model.target_fps is None:

@@ -148,7 +148,9 @@ def test_a_loader_that_pytorch_refuses_ends_the_run_in_one_line(toys, capsys):
         train(toys, workers=-1)
     assert error.value.code == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.endswith("max_data_loader_n_workers is -1, but must be a whole number of 0 or more: 0 loads without workers")
+    assert last.endswith(
+        "max_data_loader_n_workers is -1, but must be a whole number of 0 or more: 0 loads without workers"
+    )
 
 
 def test_the_trainer_and_its_door_are_short_and_know_no_other_trainer():

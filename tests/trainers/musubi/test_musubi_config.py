@@ -160,7 +160,10 @@ def test_data_sets_that_exclude_each_other_and_keys_that_are_missing(tmp_path):
 def test_models(tmp_path):
     assert "Z-Image trains no clips in musubi-tuner" in said(read(tmp_path, CLIPS, "zi"))["no-clips"]
     unknown = read(tmp_path, CLIPS + "source_fps = 30.0", None)
-    assert "depends on the model, which is not named: name it, e.g. --arch wan, or model = " in said(unknown)["needs-model"]
+    assert (
+        "depends on the model, which is not named: name it, e.g. --arch wan, or model = "
+        in said(unknown)["needs-model"]
+    )
     assert not unknown.findings.of(Severity.ERROR)  # nothing at which musubi-tuner would stop
     for tokens, short in OF_TOKENS.items():
         table = f"source_fps = 30.0\n[kohya_bucket]\nmodel = '{tokens}'"

@@ -136,14 +136,17 @@ def run_file(source: ConfigSource, findings: Findings) -> RunSettings | None:
 
 
 def _check_training(source: ConfigSource, settings: Mapping[str, Any], preset: bool, findings: Findings) -> None:
-    """Name what PyTorch's loader or accelerate ends the run for; sd-scripts takes from a file what no option could be."""
+    """Name what PyTorch's loader or accelerate stops at: sd-scripts takes from a file what no option could be."""
     table = {name: head for head, inner in source.data.items() if isinstance(inner, dict) for name in inner}
 
     def place(name: str) -> str:
         return source.line_of(*((table[name], name) if name in table else (name,))).rstrip(", ")
 
     workers = _number(source, _WORKERS, settings.get(_WORKERS, 8), preset, 8)
-    loader = {"num_workers": 1 if settings.get("deepspeed") else workers, "persistent_workers": settings.get(_PERSISTENT)}
+    loader = {
+        "num_workers": 1 if settings.get("deepspeed") else workers,
+        "persistent_workers": settings.get(_PERSISTENT),
+    }
     if wrong := loader_mistake(loader, LOADER_OF_KOHYA):
         findings.error("loader", place(_PERSISTENT if _PERSISTENT in settings else _WORKERS), *wrong)
     name = "gradient_accumulation_steps"

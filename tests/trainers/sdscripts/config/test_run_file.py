@@ -177,8 +177,10 @@ def test_what_is_neither_is_told_so(folder):
 )
 def test_settings_at_which_the_loader_or_accelerate_ends_the_run(folder, more, codes):
     file = folder / "run.toml"
-    text = f"pretrained_model_name_or_path = 'm'\nresolution = '512'\ntrain_data_dir = {json.dumps(str(folder / 'img'))}\n{more}\n"
-    file.write_text(text, encoding="utf-8")
+    text = (
+        f"pretrained_model_name_or_path = 'm'\nresolution = '512'\ntrain_data_dir = {json.dumps(str(folder / 'img'))}"
+    )
+    file.write_text(f"{text}\n{more}\n", encoding="utf-8")
     found = list(read_config(file).findings)
     assert [one.code for one in found if one.severity is Severity.ERROR] == codes
     assert all(one.where.startswith("line ") for one in found if one.code in codes)
