@@ -162,7 +162,7 @@ _PARTS: Sequence[tuple[bytes, int, Callable[[bytes], int]]] = (
     (_MPEG, 0, _mpeg_packet),
     *((kind, 4, _mp4_box) for kind in (b"ftyp", b"moov", b"mdat")),
 )
-"""How files of a container begin, where, and what tells the length of a part by its first bytes; 0: it is not stated."""
+"""How files of a container begin, where, and what tells the length of a part by its first bytes; 0: not stated."""
 
 
 def missing_bytes(path: str, file_size: int) -> int:

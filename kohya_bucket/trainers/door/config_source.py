@@ -331,7 +331,7 @@ LOADER_OF_KOHYA = {"num_workers": "max_data_loader_n_workers", "persistent_worke
 
 
 def loader_mistake(given: Mapping[str, Any], names: Mapping[str, str]) -> tuple[str, str] | None:
-    """What is wrong and what to do, where PyTorch refuses these arguments of a `DataLoader`, or stops with them at once.
+    """What is wrong and what to do, where PyTorch refuses these arguments of a `DataLoader` or stops with them.
 
     `names` are those that a trainer has for them; others are called as PyTorch does.
     """
