@@ -159,9 +159,9 @@ def test_without_a_config(folder):
         (["simulate", "1024"], "write 1024x1024"),
         (["cache", "status", "MISTYPED"], "did you mean"),
         (["simulate", "512x512", "--rule", "none"], "rule is 'none'"),
-        (["simulate", "512x512", "--bucket-reso-steps", "0"], "bucket_reso_steps is 0, but must be 1 or more"),
+        (["simulate", "512x512", "--bucket-reso-steps", "0"], "bucket-reso-steps is 0, but must be 1 or more"),
         (["simulate", "99999999999x1"], "sizes must fit into 32 bits"),
-        (["buckets", "chart", "--rule", "novelai", "--bucket-reso-steps", "0"], "bucket_reso_steps is 0"),
+        (["buckets", "chart", "--rule", "novelai", "--bucket-reso-steps", "0"], "bucket-reso-steps is 0"),
     ],
 )
 def test_a_users_mistake_is_one_line_and_exit_code_2(folder, command_line, arguments, message):

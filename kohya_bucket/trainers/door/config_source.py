@@ -326,8 +326,8 @@ def check_repeats(repeats: int, place: str, findings: Findings) -> None:
         findings.error("num-repeats", place, message, "lower it")
 
 
-LOADER_OF_KOHYA = {"num_workers": "max_data_loader_n_workers", "persistent_workers": "persistent_data_loader_workers"}
-"""What kohya-ss' trainers, and anima_lora, call arguments of a `DataLoader`."""
+LOADER_OPTIONS = {"num_workers": "max_data_loader_n_workers", "persistent_workers": "persistent_data_loader_workers"}
+"""What trainers call arguments of a `DataLoader`, where they do not have names of their own."""
 
 
 def loader_mistake(given: Mapping[str, Any], names: Mapping[str, str]) -> tuple[str, str] | None:

@@ -27,7 +27,7 @@ from kohya_bucket.planning.fingerprint import agree
 from kohya_bucket.planning.resume import ResumePoint
 from kohya_bucket.texts import counted, one_line
 from kohya_bucket.trainers.door.batches import BadImages, PlannedBatch
-from kohya_bucket.trainers.door.config_source import LOADER_OF_KOHYA, loader_mistake
+from kohya_bucket.trainers.door.config_source import LOADER_OPTIONS, loader_mistake
 from kohya_bucket.trainers.door.group import GroupPlanner, left_over, splits_of_stages
 from kohya_bucket.trainers.door.guards import Planned
 from kohya_bucket.trainers.door.ranks import end_run
@@ -226,7 +226,7 @@ def arguments_over(
 
 def with_plan(
     arguments: dict[str, Any], sampler: PlanSampler, in_worker: Callable[[], None],
-    names: Mapping[str, str] = LOADER_OF_KOHYA,
+    names: Mapping[str, str] = LOADER_OPTIONS,
 ) -> dict[str, Any]:  # fmt: skip
     """The arguments of a trainer's own call, for a loader that draws from a plan.
 

@@ -11,7 +11,7 @@ from typing import Any
 from kohya_bucket.errors import ConfigError, reading
 from kohya_bucket.images.resize import INTERPOLATIONS, resize_and_crop
 from kohya_bucket.trainers.door.batches import PlannedBatch
-from kohya_bucket.trainers.door.config_source import LOADER_OF_KOHYA, loader_mistake
+from kohya_bucket.trainers.door.config_source import LOADER_OPTIONS, loader_mistake
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, rule_for
 from kohya_bucket.trainers.door.resume import Accelerator
 from kohya_bucket.trainers.door.seams import Replaced, Seam, SeamGroup, calling_frame, where
@@ -234,8 +234,8 @@ LOADING = SeamGroup(
 
 
 def _prepare_accelerator(seam: Replaced, args: Any, **more: Any) -> Any:
-    asked = {name: getattr(args, option, None) for name, option in LOADER_OF_KOHYA.items()}
-    if wrong := loader_mistake({name: value for name, value in asked.items() if value is not None}, LOADER_OF_KOHYA):
+    asked = {name: getattr(args, option, None) for name, option in LOADER_OPTIONS.items()}
+    if wrong := loader_mistake({name: value for name, value in asked.items() if value is not None}, LOADER_OPTIONS):
         raise ConfigError(": ".join(wrong))  # here, and not after hours of caching
     seam.door.resume.arguments = args
     accelerator: Accelerator = seam.original(args, **more)

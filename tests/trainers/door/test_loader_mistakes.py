@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from kohya_bucket.trainers.door.config_source import LOADER_OF_KOHYA, loader_mistake
+from kohya_bucket.trainers.door.config_source import LOADER_OPTIONS, loader_mistake
 
 torch = pytest.importorskip("torch")
 
@@ -31,8 +31,8 @@ def test_it_is_what_pytorch_refuses() -> None:
 
 
 def test_it_is_said_in_the_trainers_names() -> None:
-    assert loader_mistake({"num_workers": 0, "persistent_workers": True}, LOADER_OF_KOHYA) == (
+    assert loader_mistake({"num_workers": 0, "persistent_workers": True}, LOADER_OPTIONS) == (
         "persistent_data_loader_workers keeps workers, and max_data_loader_n_workers is 0",
         "leave persistent_data_loader_workers out, or set max_data_loader_n_workers to 1 or more",
     )
-    assert loader_mistake({}, LOADER_OF_KOHYA) is None
+    assert loader_mistake({}, LOADER_OPTIONS) is None

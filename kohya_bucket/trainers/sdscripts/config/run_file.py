@@ -17,7 +17,7 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.config_source import (
     FLAG,
-    LOADER_OF_KOHYA,
+    LOADER_OPTIONS,
     ONE_OR_MORE,
     TEXT,
     WHOLE,
@@ -147,7 +147,7 @@ def _check_training(source: ConfigSource, settings: Mapping[str, Any], preset: b
         "num_workers": 1 if settings.get("deepspeed") else workers,
         "persistent_workers": settings.get(_PERSISTENT),
     }
-    if wrong := loader_mistake(loader, LOADER_OF_KOHYA):
+    if wrong := loader_mistake(loader, LOADER_OPTIONS):
         findings.error("loader", place(_PERSISTENT if _PERSISTENT in settings else _WORKERS), *wrong)
     name = "gradient_accumulation_steps"
     check_range(name, _number(source, name, settings.get(name, 1), preset, 1), ONE_OR_MORE, place(name), findings)
@@ -157,7 +157,7 @@ def _check_training(source: ConfigSource, settings: Mapping[str, Any], preset: b
         findings.error("mixed-precision", place(name), message)
 
 
-_WORKERS, _PERSISTENT = LOADER_OF_KOHYA["num_workers"], LOADER_OF_KOHYA["persistent_workers"]
+_WORKERS, _PERSISTENT = LOADER_OPTIONS["num_workers"], LOADER_OPTIONS["persistent_workers"]
 _PRECISIONS = ("no", "fp16", "bf16", "fp8")
 _OF_RUNS = {"pretrained_model_name_or_path", "network_module", "LoRA_type", "output_dir"}
 
