@@ -2,8 +2,8 @@
 
 import os
 import shutil
-import time
 import struct
+import time
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
