@@ -148,8 +148,10 @@ def test_a_store_is_carried_there_and_back(address, tmp_path):
     pack(LatentStore(address), tmp_path / "back")
     store = LatentStore(tmp_path / "back")
     assert all(same(store.read(i), want[name]) for i, name in enumerate(NAMES))
-    with pytest.raises(LatentStoreError, match="already holds a latent store"):
-        pack(store, address)
+    assert pack(store, address).copied == len(NAMES)  # it is there, whole
+    fill(tmp_path / "other", NAMES[:2])
+    with pytest.raises(LatentStoreError, match="already holds another latent store"):
+        pack(LatentStore(tmp_path / "other"), address)
 
 
 def flip_byte(data, store, i):

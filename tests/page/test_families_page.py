@@ -41,9 +41,12 @@ def test_every_config(arch, command_line, tmp_path, monkeypatch) -> None:
         pytest.importorskip("av")
         make_clip(tmp_path / "path/to/videos/a.mp4", 60, (96, 64), 24).with_suffix(".txt").write_text("a clip", "utf-8")
     Path("my.toml").write_text(text, encoding="utf-8")
-    code, out, err = command_line("plan", "my.toml", "--arch", arch, "--gpus", "1,2", "--strict", "--json")
+    code, out, err = command_line("plan", "my.toml", "--arch", arch, "--gpus", "1,2", "--json")
     assert code == 0, out + err
-    planned = json.loads(out)["datasets"]
+    found = json.loads(out)
+    # three images of three shapes fill no batch
+    assert {one["code"] for one in found["findings"] if one["severity"] != "note"} <= {"short-batches"}
+    planned = found["datasets"]
     assert planned[-1].get("images", planned[-1].get("items")) == 3
 
 
