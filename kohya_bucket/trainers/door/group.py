@@ -223,6 +223,11 @@ def left_over(group: GroupPlanner, world_size: int) -> tuple[tuple[str, ...], st
     )
 
 
+def no_batch(left_over: str) -> str:
+    """What ends a training of which nothing but what is left over is left."""
+    return f"no batch is left to train: {left_over}"
+
+
 @dataclass(frozen=True)
 class GpuRow:
     """An epoch on a number of GPUs.

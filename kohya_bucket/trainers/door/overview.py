@@ -15,7 +15,7 @@ from kohya_bucket.images.parallel import Progress
 from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.findings import Findings, Section, Severity, ShowProgress
-from kohya_bucket.trainers.door.group import GpuRow, epoch_of
+from kohya_bucket.trainers.door.group import GpuRow, epoch_of, no_batch
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import BucketRow, PlacedDataset, PlacedItems
 from kohya_bucket.trainers.door.placing import refuse_unmatched
@@ -70,6 +70,13 @@ class Overview(Generic[Planned]):
         rows = [tuple(data.items.rows(trained)) for data, trained in zip(placed, counts, strict=True)]
         for data, trained in zip(placed, counts, strict=True):
             _check_short(data, trained, options, moves, findings)
+        for row in gpu_rows:
+            if row.never_trained:
+                on = f"on {counted(row.gpus, 'GPU')}: " if len(gpu_rows) > 1 else ""
+                if row.steps:
+                    findings.warning("never-trained", "", on + row.left_over, names=row.never_trained)
+                else:
+                    findings.error("never-trained", "", on + no_batch(row.left_over), names=row.never_trained)
         with_rows = tuple(replace(data, rows=own) for data, own in zip(placed, rows, strict=True))
         return cls(options, with_rows, gpu_rows)
 

@@ -28,7 +28,7 @@ from kohya_bucket.planning.resume import ResumePoint
 from kohya_bucket.texts import counted, one_line
 from kohya_bucket.trainers.door.batches import BadImages, PlannedBatch
 from kohya_bucket.trainers.door.config_source import LOADER_OPTIONS, loader_mistake
-from kohya_bucket.trainers.door.group import GroupPlanner, left_over, splits_of_stages
+from kohya_bucket.trainers.door.group import GroupPlanner, left_over, no_batch, splits_of_stages
 from kohya_bucket.trainers.door.guards import Planned
 from kohya_bucket.trainers.door.ranks import end_run
 
@@ -76,7 +76,7 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         self._current = self.plan
         never = left_over(planner, self.world_size)[1]
         if current_epoch is not None and never and not self._current.steps:
-            end_run(f"no batch is left to train: {never}")
+            end_run(no_batch(never))
         if current_epoch is not None and is_first_process():
             for line in (never, splits_of_stages(planner, self.world_size)):
                 if line:

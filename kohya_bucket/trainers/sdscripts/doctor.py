@@ -68,10 +68,6 @@ def _planned(section: Section, read: Config, options: AdapterOptions, show: Show
         left_out |= left
         trained.update(path for path in dataset.read.images.paths if path not in left)
         _name_misfits(section, dataset, read.path)
-    for row in seen.gpus:
-        if row.never_trained:
-            add = section.findings.warning if row.steps else section.findings.error
-            add("never-trained", "", row.left_over, names=row.never_trained)
     return left_out - trained
 
 
