@@ -70,7 +70,11 @@ def test_what_no_epoch_trains_is_named(folder):
     assert small["never_trained"] == []
     assert "small_buckets = 'keep' trains them as a short batch" in small["left_over"]
     config = write(folder, rest="[kohya_bucket]\nremainder = 'drop'\nsmall_buckets = 'drop'\nstep_shapes = 'one'")
-    lost = as_json("plan", config, "--gpus", "1,8")["gpus"]
+    result = run("plan", config, "--gpus", "1,8", "--json")
+    assert result.exit_code == 1  # on 8 there is nothing to train
+    (error,) = [one for one in json.loads(result.stdout)["findings"] if one["severity"] == "error"]
+    assert error["message"].startswith("on 8 GPUs: no batch is left to train: 7 images are never trained")
+    lost = json.loads(result.stdout)["gpus"]
     assert lost[0]["never_trained"] == []
     assert len(lost[1]["never_trained"]) == 7
     line = "7 images are never trained (0.png, 1.png, 2.png, 3.png, 4.png and 2 more): what "
