@@ -10,11 +10,11 @@ from __future__ import annotations
 import enum
 import hashlib
 import os
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -330,18 +330,30 @@ def changed_since(path: str, cache: str | os.PathLike[str]) -> bool:
     return False
 
 
-def stamp_is_shared(path: str | os.PathLike[str]) -> bool:
-    """Whether another file in its folder has its length and time too, which then do not tell the two apart."""
+def stamp_is_shared(path: str | os.PathLike[str], occasion: Hashable = None) -> bool:
+    """Whether another file in its folder has its length and time too, which then do not tell the two apart.
+
+    A folder is looked through again once it was changed; by who writes into it himself, once on each `occasion`.
+    """
     stat, folder = os.stat(path), os.path.dirname(os.path.abspath(path))
-    return (stat.st_size, stat.st_mtime_ns) in _shared_stamps(folder, os.stat(folder).st_mtime_ns)
+    since = os.stat(folder).st_mtime_ns if occasion is None else occasion
+    return (stat.st_size, stat.st_mtime_ns) in _shared_stamps(folder, since)
 
 
-@lru_cache(maxsize=16)
-def _shared_stamps(folder: str, _changed_ns: int) -> frozenset[tuple[int, int]]:
-    """Of the files in a folder, as it is since it was changed."""
+@lru_cache(maxsize=1 << 12)
+def _shared_stamps(folder: str, _since: Hashable) -> frozenset[Stamp]:
+    """Of the files in a folder, those stamps that several have."""
+    stamps = np.fromiter(chain.from_iterable(_stamps_in(folder)), np.int64).reshape(-1, 2)
+    return frozenset(map(tuple, stamps[stamps_shared(*stamps.T)].tolist()))
+
+
+def _stamps_in(folder: str) -> Iterator[Stamp]:
     with os.scandir(folder) as entries:
-        stamps = Counter((s.st_size, s.st_mtime_ns) for s in (entry.stat() for entry in entries if entry.is_file()))
-    return frozenset(stamp for stamp, files in stamps.items() if files > 1)
+        for entry in entries:
+            with suppress(OSError):  # it has gone meanwhile, or is a link that leads nowhere
+                if entry.is_file():
+                    stat = entry.stat()
+                    yield stat.st_size, stat.st_mtime_ns
 
 
 def why_other_source(stored: Identity, now: Identity, path: Path | None) -> list[StaleReason]:

@@ -1,6 +1,7 @@
 """One factor at a time: each change is noticed, and nothing else is."""
 
 import os
+from contextlib import contextmanager
 from dataclasses import fields, replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from kohya_bucket.latents.fingerprint import (
     as_text,
     module_hash,
     source_identity,
+    stamp_is_shared,
     stamps_shared,
     why_stale,
 )
@@ -169,3 +171,44 @@ def test_files_that_share_length_and_time():
         stamps = list(zip(nbytes.tolist(), mtimes.tolist(), strict=True))
         expected = [stamp[0] >= 0 and stamps.count(stamp) > 1 for stamp in stamps]
         assert stamps_shared(nbytes, mtimes).tolist() == expected
+
+
+def twins(folder):
+    for name in ("a.png", "b.png"):
+        (folder / name).write_bytes(b"of one length")
+        os.utime(folder / name, ns=(10**18, 10**18))
+    return os.fspath(folder / "a.png")
+
+
+@pytest.mark.parametrize("odd", ["goes away", "leads to itself"])
+def test_stamps_of_files_beside_one_that_cannot_be_asked(tmp_path, monkeypatch, odd):
+    path, other, scandir = twins(tmp_path), tmp_path / "c.tmp", os.scandir
+    if odd == "goes away":
+        other.touch()
+    else:
+        pytest.importorskip("posix")
+        other.symlink_to(other)
+
+    @contextmanager
+    def later(folder):
+        with scandir(folder) as entries:
+            found = list(entries)
+        if odd == "goes away":
+            other.unlink()
+        yield found
+
+    monkeypatch.setattr(os, "scandir", later)
+    assert stamp_is_shared(path)
+
+
+def test_a_folder_is_looked_through_once_an_occasion(tmp_path, monkeypatch):
+    path, looks, scandir = twins(tmp_path), [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda folder: looks.append(folder) or scandir(folder))
+    for number in range(3):
+        assert stamp_is_shared(path, "one")
+        (tmp_path / f"{number}.safetensors").touch()
+        os.utime(tmp_path, ns=(number, number))
+    assert len(looks) == 1
+    (tmp_path / "b.png").write_bytes(b"another")
+    assert not stamp_is_shared(path, "another")
+    assert len(looks) == 2

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -144,6 +144,7 @@ class Caches:
         found_focus = focus_of(self.options, [source.key for source in sources])
         rows = zip(sources, () if found_focus is None else found_focus.tolist(), strict=False)
         self.focus: dict[int, Focus] = {source.number: tuple(row) for source, row in rows if row[0] == row[0]}
+        self._occasion = object()  # on which folders are looked through, into which caches may be written meanwhile
         self.makers: dict[bool, dict[str, tuple[MadeBy, list[int]]]] = {False: {}, True: {}}
         self.named: dict[str, list[CacheName]] = defaultdict(list)
         self.texts: list[str] = []
@@ -256,7 +257,7 @@ class Caches:
         if min(bucket) < 1:
             return [_other_bucket(stored.bucket_size, bucket)]
         wanted = fingerprint_of(identity_in(stored), name.size, cropped_to, stored.vae, stored.dtype, focus)
-        reasons = why_changed(source.files, note.files)
+        reasons = why_changed(source.files, note.files, self._occasion)
         reasons += why_stale(stored, wanted, ignoring=(Stale.SOURCE, Stale.DTYPE, Stale.VAE))
         reasons += _why_set_otherwise(_IMPLIED_DEFAULTS | note.settings, self.settings_of(source, text=False))
         return reasons + why_made_otherwise(note.made_by, self.made_by, text=False)
@@ -354,7 +355,7 @@ class Caches:
             seen = source.files if self.family.sees_controls and len(source.files) > 1 else ()
             moved = _why_set_otherwise({_FOCUS: None}, self.settings_of(source, text=True))
             return moved or _why_older(str(path), seen), None
-        reasons = why_changed(source.files, note.files) if note.files else []
+        reasons = why_changed(source.files, note.files, self._occasion) if note.files else []
         reasons += _why_set_otherwise(_IMPLIED_DEFAULTS | note.settings, self.settings_of(source, text=True))
         reasons += why_made_otherwise(note.made_by, self.made_by, text=True)
         if not reasons:
@@ -394,7 +395,7 @@ def _why_set_otherwise(stored: Settings, wanted: Settings) -> list[StaleReason]:
     ]
 
 
-def why_changed(files: tuple[str, ...], stored: list[Identity]) -> list[StaleReason]:
+def why_changed(files: tuple[str, ...], stored: list[Identity], occasion: Hashable = None) -> list[StaleReason]:
     """Reasons why the files are not those that something was made from.
 
     A file that is gone does not count: caches outlive it.
@@ -405,7 +406,7 @@ def why_changed(files: tuple[str, ...], stored: list[Identity]) -> list[StaleRea
     for path, stored_identity in zip(files, stored, strict=True):
         with suppress(FileNotFoundError), reading(path):
             folder = os.path.isdir(path)
-            now = identity(path, content=not folder and stamp_is_shared(path))
+            now = identity(path, content=not folder and stamp_is_shared(path, occasion))
             if folder and now[0] == stored_identity[0] and now[1] != stored_identity[1]:
                 now = identity(path, content=True)
             reasons += why_other_source(stored_identity, now, None if folder else Path(path))

@@ -1,5 +1,6 @@
 """What a caching loop of musubi-tuner is handed: what is wanted, and a stand-in for what cannot be read."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,6 +51,25 @@ def test_only_what_is_wanted_is_fetched_and_what_fails_is_known(tmp_path: Path) 
     }
     assert [key for key, *_ in found] == [folder.paths[number] for number in (0, 1, 3, 4)]
     assert all(len(images) == 1 and min(images[0].size) >= 32 for _, images, _, _ in found)
+
+
+def test_the_folder_is_looked_through_once_while_caches_are_written_into_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, looks, scandir = Folder(tmp_path, 5), list[str](), os.scandir
+    folder.make()
+    session = Session(folder.caches(), text=False)
+
+    def look(path: str) -> Any:
+        looks.append(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", look)
+    for number in range(5):
+        assert not session.wants(number)
+        (tmp_path / "im" / f"{number}.safetensors").touch()
+        os.utime(tmp_path / "im", ns=(number, number))
+    assert len(looks) == 1
 
 
 def test_memory_that_runs_out_is_no_broken_image(tmp_path: Path) -> None:
