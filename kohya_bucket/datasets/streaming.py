@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -162,6 +163,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _NAMED = 3
+_made = itertools.count()  # numbers of the streams that ranks share: several may be read at once
 _SEED_BITS = (1 << 64) - 1
 _Sample = tuple[Any, tuple[int, int], tuple[int, int], str, str]
 
@@ -265,6 +267,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         self._columns = image_column, caption_column, name_column
         self._batching = batch_size, buffer_size, remainder
         self._given, self._place = given_rank(num_replicas, rank), None
+        self._number = 0 if self._given == (1, 0) else next(_made)
         self._shuffle, self._seed = as_flag("shuffle", shuffle), integer("seed", seed) & _SEED_BITS
         self._obey_exif = as_flag("obey_exif", obey_exif)
         # In shared memory, so that persistent workers see a new epoch, too.
@@ -391,7 +394,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
             "num_replicas": ranks, "buffer_size": buffer_size, "remainder": remainder, "rule": repr(self.rule),
             "num_workers": 0 if worker is None else worker.num_workers,
         }  # fmt: skip
-        name = f"stream of worker {0 if worker is None else worker.id}"
+        name = f"stream {self._number} of worker {0 if worker is None else worker.id}"
         place = self._meeting_place()
         if ranks > 1 and place is None:
             raise PlanError(

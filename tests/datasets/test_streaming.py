@@ -1,6 +1,7 @@
 """Batches from a stream: one bucket each, every image accounted for, memory bounded."""
 
 import io
+import itertools
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +18,8 @@ from torch.utils.data import DataLoader
 
 from kohya_bucket import BucketSet, FixedBuckets, KohyaBuckets
 from kohya_bucket.buckets import Bucket
-from kohya_bucket.datasets.agreement import MeetingPlace
+from kohya_bucket.datasets import streaming
+from kohya_bucket.datasets.agreement import Meeting, MeetingPlace, meeting
 from kohya_bucket.datasets.sources import content_of
 from kohya_bucket.datasets.streaming import StreamBuffer, StreamingBuckets
 from kohya_bucket.errors import KohyaBucketError, PlanError, UnreadableError
@@ -135,10 +137,35 @@ def read_by_ranks(folder: Path, streams: list[Any], **options: Any) -> list[list
     def read(rank: int) -> list[dict[str, Any]]:
         stream = StreamingBuckets(streams[rank], RULE, 4, num_replicas=len(streams), rank=rank, **options)
         stream._place = MeetingPlace((len(streams), rank), 60, str(folder / "meeting"))
+        stream._number = 0  # the first that a process makes
         return list(stream)
 
     with ThreadPoolExecutor(len(streams)) as pool:
         return list(pool.map(read, range(len(streams))))
+
+
+def test_two_streams_at_once_are_each_compared_with_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the workers of two loaders in one loop: which of them comes first is another one on each rank."""
+    streams: dict[tuple[int, int], StreamingBuckets] = {}
+    for rank in range(2):
+        monkeypatch.setattr(streaming, "_made", itertools.count())
+        StreamingBuckets(Stream(8), RULE, 4, num_replicas=1, rank=0)  # one that a rank reads alone
+        for which, length in enumerate((24, 40)):
+            made = streams[rank, which] = StreamingBuckets(Stream(length), RULE, 4, num_replicas=2, rank=rank)
+            made._place = MeetingPlace((2, rank), 60, str(tmp_path / "meeting"))
+    names: dict[str, set[int]] = {}
+
+    def called(place: MeetingPlace, name: str) -> Meeting | None:
+        names.setdefault(name, set()).add(place.world[1])
+        return meeting(place, name)
+
+    monkeypatch.setattr(streaming, "meeting", called)
+    in_this_order = [(0, 1), (1, 0), (0, 0), (1, 1)]
+    with ThreadPoolExecutor(4) as pool:
+        read = pool.map(lambda one: sum(len(numbers(batch)) for batch in streams[one]), in_this_order)
+        trained = dict(zip(in_this_order, read, strict=True))
+    assert [trained[0, which] + trained[1, which] for which in (0, 1)] == [24, 40]
+    assert list(names.values()) == [{0, 1}] * 2
 
 
 def test_ranks_that_cannot_compare_what_they_read_are_refused() -> None:
