@@ -350,7 +350,7 @@ def _shared_stamps(folder: str, _since: Hashable) -> frozenset[Stamp]:
 def _stamps_in(folder: str) -> Iterator[Stamp]:
     with os.scandir(folder) as entries:
         for entry in entries:
-            with suppress(OSError):  # it has gone meanwhile, or is a link that leads nowhere
+            with suppress(FileNotFoundError):  # it has gone meanwhile
                 if entry.is_file():
                     stat = entry.stat()
                     yield stat.st_size, stat.st_mtime_ns

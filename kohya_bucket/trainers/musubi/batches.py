@@ -5,8 +5,11 @@ batch manager.
 from __future__ import annotations
 
 import copy
+import errno
+import os
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,9 +82,21 @@ def planned_item(group: Group, index: PlannedBatch) -> Any:
             bucket_batch_indices=[(bucket, 0)],
             timestep_pool=None if timesteps is None else [timesteps],
         )
-        return type(manager).__getitem__(one_batch, 0)  # type: ignore[index]
+        try:
+            return type(manager).__getitem__(one_batch, 0)  # type: ignore[index]
+        except FileNotFoundError as error:
+            if error.filename or not (path := _first_gone(chosen)):
+                raise
+            # safetensors does not say of which file it is
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from error
 
     return batch_of_the_readable(make, index, dataset_items, held.on_bad_image)
+
+
+def _first_gone(items: Sequence[CachedItem]) -> str | None:
+    """The first cache of the items that is not there."""
+    paths = (path for one in items for path in (one.latent_cache_path, one.text_encoder_output_cache_path))
+    return next((path for path in paths if not os.path.exists(path)), None)
 
 
 class TimestepPool:

@@ -12,6 +12,7 @@ class CachedItem(Protocol):
     """One cached item; `ItemInfo` there."""
 
     latent_cache_path: str
+    text_encoder_output_cache_path: str
 
 
 class BatchManager(Protocol):

@@ -4,11 +4,16 @@ import errno
 import json
 import struct
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from cache_folder import Folder
 
 from kohya_bucket.errors import UnreadableError
+from kohya_bucket.trainers.door.batches import PlannedBatch
+from kohya_bucket.trainers.musubi.batches import HELD, CachedItems, Held, TimestepPool, planned_item
 from tests.faults import PASSING, Faults
 
 
@@ -45,3 +50,41 @@ def test_every_call_of_the_system_may_fail(
                 except UnreadableError:
                     refused += 1
     assert refused > calls
+
+
+class Manager:
+    """Loads caches as musubi-tuner's batch manager does; safetensors names no file in its errors."""
+
+    num_timestep_buckets, batch_size = None, 2
+    buckets: dict[Any, list[Any]]
+    bucket_batch_indices: list[tuple[Any, int]]
+
+    def __getitem__(self, number: int) -> list[str]:
+        from safetensors.numpy import load_file
+
+        items = self.buckets[self.bucket_batch_indices[number][0]]
+        return [Path(one.latent_cache_path).name for one in items if load_file(one.latent_cache_path) is not None]
+
+
+def test_one_cache_that_is_gone_is_left_out_and_a_folder_of_them_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("safetensors")
+    folder, manager = Folder(tmp_path, 4), Manager()
+    folder.make()
+    caches = [tmp_path / "cache" / f"a{i}_0064x0064_zi.safetensors" for i in range(4)]
+    manager.buckets = {
+        (64, 64): [SimpleNamespace(latent_cache_path=str(p), text_encoder_output_cache_path=str(p)) for p in caches]
+    }
+    dataset: Any = SimpleNamespace(batch_manager=manager, resolution=(64, 64))
+    held = Held([CachedItems.from_dataset(dataset)], TimestepPool(4, 2), "leave_out")
+    group: Any = SimpleNamespace(datasets=[dataset], **{HELD: held})
+    batch = PlannedBatch(0, 0, 0, np.array([0, 1], dtype=np.int32), 7, 0)
+    monkeypatch.chdir(tmp_path / "im")
+    caches[1].unlink()
+    assert planned_item(group, batch) == [caches[0].name, caches[2].name]
+    assert f"left out: FileNotFoundError: [Errno {errno.ENOENT}] " in caplog.text and caches[1].name in caplog.text
+    (tmp_path / "im" / "model.safetensors").touch()
+    (tmp_path / "cache").rename(tmp_path / "away")
+    with pytest.raises(UnreadableError, match="cache is gone, or empty"):
+        planned_item(group, batch)
