@@ -446,7 +446,7 @@ class _Comparison:
         if isinstance(content, str):  # of a path, what does not change with the folder that holds all
             path = content.replace("\\", "/")
             self._folder = posixpath.dirname(path) if self._folder is None else self._folder
-            content = posixpath.relpath(path, self._folder).encode("utf-8", "surrogatepass")
+            content = posixpath.relpath(path or ".", self._folder or ".").encode("utf-8", "surrogatepass")
         self._hash.update(content)
         self._hash.update(repr(caption).encode())
         self._read += 1

@@ -144,6 +144,13 @@ def read_by_ranks(folder: Path, streams: list[Any], **options: Any) -> list[list
         return list(pool.map(read, range(len(streams))))
 
 
+def test_a_cell_with_an_empty_path_ends_no_comparison(tmp_path: Path) -> None:
+    make_pictures(tmp_path, [(64, 64)] * 4)
+    rows = [{"image": ""}, *({"image": str(tmp_path / f"{i}.png")} for i in range(4))]
+    trained = read_by_ranks(tmp_path, [rows, rows], name_column="image")
+    assert sum(len(batch["path"]) for batches in trained for batch in batches) == 4
+
+
 def test_two_streams_at_once_are_each_compared_with_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the workers of two loaders in one loop: which of them comes first is another one on each rank."""
     streams: dict[tuple[int, int], StreamingBuckets] = {}
