@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.sharedctypes import RawArray
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -165,10 +166,14 @@ def _why_unreadable(make: Callable[[PlannedBatch], Any], index: PlannedBatch, im
         raise
     except Exception as error:
         cause: BaseException | None = error
+        key, stated = images.keys[image], True
         while cause is not None and not isinstance(cause, OSError):
+            stated = stated and cause.__cause__ is not None
             cause = cause.__cause__ or cause.__context__
         if cause is not None:
-            refuse_if_away(str(cause.filename or images.keys[image]), cause)
+            # What is not stated as the cause may be of another file, which was looked for first.
+            of_image = not stated and Path(key).is_absolute()
+            refuse_if_away(str(key if of_image else cause.filename or key), cause)
         return not_loaded(error)
     return ""
 

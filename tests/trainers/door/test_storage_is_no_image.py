@@ -59,6 +59,24 @@ def test_a_folder_that_is_away_ends_the_run(tmp_path, wrapped, caplog):
     assert batch_of_the_readable(make, batch, images, "leave_out") == [3]
 
 
+def test_a_broken_image_beside_which_another_file_was_looked_for_is_left_out(tmp_path):
+    images = Images()
+    images.keys = [str(tmp_path / f"{number}.png") for number in range(4)]
+    for path in images.keys:
+        open(path, "wb").close()
+
+    def make(batch):
+        for number in set(batch.images.tolist()) & {1, 2}:
+            try:
+                raise FileNotFoundError(errno.ENOENT, "No such file", str(tmp_path / f"{number}.npz"))
+            except FileNotFoundError:
+                raise ValueError("broken")  # noqa: B904 (as a trainer may)
+        return batch.images.tolist()
+
+    batch = PlannedBatch(0, 0, 0, np.array([0, 1], np.int32), 7, 0)
+    assert batch_of_the_readable(make, batch, images, "leave_out") == [0, 3]
+
+
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE], ids=errno.errorcode.get)
 def test_a_fault_of_the_disk_that_may_pass_ends_the_run(code):
     def make(batch):
