@@ -228,7 +228,9 @@ def save_item(item: Any, save: Callable[[], object], *, text: bool) -> None:
 def leave_out_not_finite(item: Any, tensors: Mapping[str, Any]) -> bool:
     """Whether an item is left out because NaN or infinity was made of it: musubi-tuner would write 0 for NaN."""
     origin: tuple[Session, Source] | None = getattr(item, _ORIGIN, None)
-    bad = next((name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())), None)
+    # torch has no isfinite for each float of 8 bits, in which some encoders of captions give theirs
+    wide = ((name, one.float() if one.element_size() == 1 else one) for name, one in tensors.items())
+    bad = next((name for name, tensor in wide if not bool(tensor.isfinite().all())), None)
     if origin is None or bad is None:
         return False
     reason = StaleReason(Stale.NOT_FINITE, bad)

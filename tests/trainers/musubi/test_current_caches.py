@@ -165,6 +165,16 @@ def test_what_is_not_finite_is_not_written_and_its_item_is_left_out(
     assert "1 item left out: a1.png: its latents_1x8x8_bfloat16 is not finite (NaN or infinity)" in caplog.text
 
 
+def test_floats_of_8_bits_are_looked_at_too(folder: Folder) -> None:
+    torch = pytest.importorskip("torch")
+    caches = folder.caches()
+    item = SimpleNamespace(_kohya_bucket_origin=(Session(caches, text=True), caches.table.sources[0]))
+    for kind in (torch.float8_e4m3fn, torch.float8_e5m2):
+        for value, left_out in ((1.0, False), (float("nan"), True)):
+            outputs = torch.full((4, 8), value).to(kind)
+            assert leave_out_not_finite(item, {"mask_bool": torch.ones(3).bool(), "t": outputs}) == left_out
+
+
 def test_an_item_of_a_family_that_is_not_known_is_written_whole_and_says_nothing(tmp_path: Path) -> None:
     path = tmp_path / "x_0064x0064_new.safetensors"
     item = SimpleNamespace(latent_cache_path=str(path))
