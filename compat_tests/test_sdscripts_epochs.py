@@ -92,6 +92,22 @@ def test_the_largest_batch_comes_first(patched, tmp_path):
         assert {shapes[batch[0]] for batch in epoch[:head]} == set(shapes.values())
 
 
+@pytest.mark.parametrize("table", [{}, {"largest_first": False}], ids=["by default", "off"])
+def test_the_first_step_shows_whether_a_run_fits_into_memory(patched, tmp_path, table):
+    config = {**group_config(tmp_path), "kohya_bucket": table}
+    write_images(tmp_path / "a", [(70, 210)] * 41)  # of which no batch is as large as
+    write_images(tmp_path / "b", [(150, 150)] * BATCH)
+    config["datasets"][0]["subsets"].append({"image_dir": str(tmp_path / "b"), "caption_extension": ".txt"})
+    random.seed(3)  # of which sd-scripts draws the seed of the datasets
+    group, _ = build_groups(patched, config)
+    seen = train(patched, group, workers=2)
+    assert_exact(seen, group)
+    large = set(map(str, (tmp_path / "b").glob("*.png")))
+    at = [[set(batch) for batch in epoch].index(large) for epoch in seen]
+    assert (at[0] == 0) == (not table)
+    assert 0 not in at[1:]
+
+
 def test_the_original_misses_images_with_two_workers(unpatched, tmp_path):
     """What the adapter is for; if this ever fails, sd-scripts has mended it."""
     group, _ = build_groups(unpatched, group_config(tmp_path))

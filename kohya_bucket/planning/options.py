@@ -66,8 +66,9 @@ class EpochOptions:
             not be enlarged, pixels lost by scaling down count too.
         order: `shuffled` mixes the batches and spreads each bucket evenly; `ORDERS` has the others.
         run_length: steps of one shape in a row, with order `runs`.
-        largest_first: every epoch begins with one batch of each shape, the one that costs a rank most first, so that
-            what does not fit into memory and what is compiled shows in the first minute.
+        largest_first: True: every epoch begins with one batch of each shape, the one that costs a rank most first, so
+            that what does not fit into memory and what is compiled shows in the first minute. By default trainers and
+            loaders begin the first epoch, and only that, with the one batch that costs a rank most; False: none does.
         open_shards: with order `local`, shards of one bucket each that are being read at any step: so many at most, or
             so many times `nodes` by all nodes together, of which one may read more than its part.
         resolution_mode: how several resolutions of an image are used; see `RESOLUTION_MODES`.
@@ -93,9 +94,10 @@ class EpochOptions:
     run_length: int = option(
         8, whole_number(1, 31), int, needs=(lambda o: o.arrangement.uses_run_length, "order = 'runs'")
     )
-    largest_first: bool = option(
-        False, flag, bool, needs=(lambda o: not o.arrangement.uses_shards, "an order that takes any batch first")
-    )
+    largest_first: bool | None = option(
+        None, flag, bool,
+        needs=(lambda o: not (o.largest_first and o.arrangement.uses_shards), "an order that takes any batch first"),
+    )  # fmt: skip
     open_shards: int = option(
         64, whole_number(2, 31), int, needs=(lambda o: o.arrangement.uses_shards, "order = 'local'")
     )
@@ -229,7 +231,7 @@ class PlanOptions(EpochOptions):
     @property
     def by_rank(self) -> bool:
         """The steps or their order depend on the number of ranks, also where the global batch is the same."""
-        return self.by_cost or self.largest_first
+        return self.by_cost or bool(self.largest_first)
 
     @property
     def tokens(self) -> npt.NDArray[np.int64] | None:

@@ -20,7 +20,7 @@ from kohya_bucket.planning.fingerprint import fingerprint_of
 from kohya_bucket.planning.ledger import LedgerReason, Rows, ledger_rows
 from kohya_bucket.planning.options import PlanOptions, known_options
 from kohya_bucket.planning.plan import EpochPlan
-from kohya_bucket.planning.stages import Draft, planned, settled
+from kohya_bucket.planning.stages import BEGUN_WITH, Draft, begun_with, costliest_first, planned, settled
 
 if TYPE_CHECKING:
     from kohya_bucket.planning.resume import EpochPosition
@@ -79,6 +79,10 @@ Done = tuple[npt.ArrayLike, int] | tuple[npt.ArrayLike, int, int | None]
 class EpochPlanner:
     """Arguments and errors as in `plan_epoch`, without `seed`, `epoch` and `done`.
 
+    Args:
+        first_epoch: the one that a run trains first. With `plan_at`, which trainers and loaders call, it begins with
+            the batch that costs a rank most, unless `largest_first` is set or the order shuffles nothing.
+
     Attributes:
         options: the options, checked.
         fingerprint: the data and the options as plain values, ready for JSON; equal ones give equal plans for
@@ -95,6 +99,7 @@ class EpochPlanner:
         batch_size: npt.ArrayLike | None = None,
         *,
         world_size: int = 1,
+        first_epoch: int = 0,
         **options: Any,
     ) -> None:
         self.options = chosen = PlanOptions(**known_options(EpochPlanner, options))
@@ -123,6 +128,8 @@ class EpochPlanner:
                 "repeats, or leave equal_epochs out"
             )
         self.epochs = epochs
+        first_epoch = whole("first_epoch", first_epoch, 0)
+        self._tried_first = first_epoch if chosen.largest_first is None and chosen.arrangement.shuffles else None
         self._alone: dict[tuple[int, int, bytes], list[int]] = {}  # what `_steps_alone` has found
         self._last: tuple[EpochPosition, EpochPlan] | None = None  # what `plan_at` was asked for last
         self.fingerprint = fingerprint_of(
@@ -131,22 +138,25 @@ class EpochPlanner:
             {**chosen.stored(self._context), "global_batch": one_or_all(self.global_batch)},
         )
 
-    def plan(self, seed: int = 0, epoch: int = 0, done: Sequence[Done] = ()) -> EpochPlan:
-        """Plan an epoch, or what is left of it; see `plan_epoch`."""
+    def plan(
+        self, seed: int = 0, epoch: int = 0, done: Sequence[Done] = (), begun_with: int | None = None
+    ) -> EpochPlan:
+        """Plan an epoch, or what is left of it; see `plan_epoch`, and `EpochPosition` for `begun_with`."""
         try:
-            return self._plan(integer("seed", seed), epoch, done)
+            return self._plan(integer("seed", seed), epoch, done, begun_with)
         except MemoryError as error:
             raise PlanError(
                 f"epoch {epoch} does not fit into memory ({error}): lower repeats and train more epochs"
             ) from None
 
-    def _plan(self, seed: int, epoch: int, done: Sequence[Done]) -> EpochPlan:
+    def _plan(self, seed: int, epoch: int, done: Sequence[Done], first: int | None) -> EpochPlan:
         asked = self.demand_model.for_epoch(seed, whole("epoch", epoch, 0, bits=31))
         # What is left is planned for the present global batch, with which nothing is trained so far.
         trained = [self._trained_part(part) for part in done] + [(self.global_batch, self.world_size, 0)]
         # The epoch as it was begun; wherever the global batch changed, what was left then is planned again.
         plan = self._planned(asked.demand, asked.demand, trained[0][0], trained[0][1], seed, epoch, 0)
         plan = plan.with_ledger(asked.total, [ledger_rows(asked.unplaced, -1, -1, -1, LedgerReason.NO_BUCKET)])
+        plan = plan if first is None else begun_with(plan, first)
         part, moved = 0, plan.ledger_rows
         for global_batch, ranks, steps in trained:
             other_ranks = ranks != plan.world_size
@@ -163,12 +173,18 @@ class EpochPlanner:
     def plan_at(self, position: EpochPosition) -> EpochPlan:
         """The plan from a position on; the last one is kept, so that asking again gives the same object."""
         if self._last is None or self._last[0] != position:
-            self._last = position, self.plan(position.seed, position.epoch, position.done)
+            plan = self.plan(position.seed, position.epoch, position.done, position.begun_with)
+            self._last = position, costliest_first(plan) if self._begins_run(position) else plan
         return self._last[1]
+
+    def _begins_run(self, position: EpochPosition) -> bool:
+        return not position.done and position.epoch == self._tried_first
 
     def position(self, start: EpochPosition, step: int) -> EpochPosition:
         """Where a run stands that went on from `start` with these plans and has trained `step` steps of the epoch."""
         ranks = self.world_size if self.options.by_rank else None
+        if self._begins_run(start):
+            start = replace(start, begun_with=self.plan_at(start).fingerprint.get(BEGUN_WITH))
         return start.at_step(step, one_or_all(self.global_batch), ranks)
 
     def _trained_part(self, part: Done) -> tuple[_GlobalBatch, int, int]:

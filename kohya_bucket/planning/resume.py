@@ -65,11 +65,13 @@ class EpochPosition:
         seed, epoch: of the plan.
         done: the epoch's parts that are trained, in order: one for each global batch that the epoch was trained
             with, normally one. The `done` of `plan_epoch`.
+        begun_with: the step that was trained before all others, by its number in the plan's own order; None: the first.
     """
 
     seed: int
     epoch: int
     done: tuple[TrainedPart, ...] = ()
+    begun_with: int | None = None
 
     @property
     def step(self) -> int:
@@ -88,7 +90,7 @@ class EpochPosition:
         if step < before:
             raise ResumeError(f"step {step} of epoch {self.epoch} lies before step {before}, where this run resumed")
         more = (TrainedPart(global_batch, step - before, ranks),) if step > before else ()
-        return EpochPosition(self.seed, self.epoch, parts + more)
+        return EpochPosition(self.seed, self.epoch, parts + more, self.begun_with if step else None)
 
     def next_epoch(self) -> EpochPosition:
         """The beginning of the epoch after this one."""
@@ -102,6 +104,7 @@ class EpochPosition:
             "epoch": self.epoch,
             "step": self.step,
             "done": [[size, steps] if ranks is None else [size, steps, ranks] for size, steps, ranks in self.done],
+            **({} if self.begun_with is None else {"begun_with": self.begun_with}),
             "fingerprint": dict(fingerprint),
         }
 
@@ -133,7 +136,8 @@ class EpochPosition:
             changed = differences(state["fingerprint"], fingerprint, ignore=("global_batch",))
             parts = state["done"] if isinstance(state["done"], (list, tuple)) else [state["done"]]
             done = tuple(_part(size, steps, *ranks) for size, steps, *ranks in parts)
-            position = cls(_seed(state["seed"]), whole("epoch", state["epoch"], 0, bits=31), done)
+            first = None if (first := state.get("begun_with")) is None else whole("begun_with", first, 0)
+            position = cls(_seed(state["seed"]), whole("epoch", state["epoch"], 0, bits=31), done, first)
             step = whole("step", state["step"], 0)
         except (TypeError, ValueError) as error:
             raise ResumeError(f"{_DAMAGED}: {error}") from error

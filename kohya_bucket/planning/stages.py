@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.checks import whole
+from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.batches import BatchLayout, cut_batches, separate_repeats, split_batches
 from kohya_bucket.planning.demand import Demand, sequence_items
 from kohya_bucket.planning.equal_cost import EqualCost, equal_cost
@@ -190,5 +192,32 @@ _STAGES = (_open_windows, _settle_remainders, _cut_batches, _fill_all_ranks, _or
 def _largest_first(plan: EpochPlan) -> EpochPlan:
     """The same steps, with the one that costs a rank most of each shape at the head."""
     buckets = np.stack([plan.rank_buckets(rank) for rank in range(plan.world_size)], axis=1)
-    order = with_largest_first(buckets, rank_costs(plan))
+    return _in_order(plan, with_largest_first(buckets, rank_costs(plan)))
+
+
+BEGUN_WITH = "begun_with"
+"""Key of a plan's fingerprint, where a step comes before all others that the options do not put there: its number."""
+
+
+def begun_with(plan: EpochPlan, step: int) -> EpochPlan:
+    """The same steps, with one of them before all others.
+
+    Raises:
+        PlanError: the plan has no such step.
+    """
+    if whole("begun_with", step, 0) >= plan.steps:
+        raise PlanError(f"the epoch is said to begin with step {step}, but has only {plan.steps}")
+    order = np.concatenate([[step], np.delete(np.arange(plan.steps), step)])
+    return replace(_in_order(plan, order), fingerprint={**plan.fingerprint, BEGUN_WITH: step})
+
+
+def costliest_first(plan: EpochPlan) -> EpochPlan:
+    """The same steps, begun with the one that costs a rank most: what does not fit into memory fails at once."""
+    if plan.item_costs is None or not plan.steps:
+        return plan
+    step = int(rank_costs(plan).max(axis=1).argmax())
+    return begun_with(plan, step) if step else plan
+
+
+def _in_order(plan: EpochPlan, order: npt.NDArray[np.intp]) -> EpochPlan:
     return replace(plan, start=plan.start[order], length=plan.length[order], bucket_of_step=plan.bucket_of_step[order])

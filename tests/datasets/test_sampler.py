@@ -55,6 +55,24 @@ def test_epochs_follow_each_other_and_can_be_chosen() -> None:
     assert len(sampler) == len(planned(9))
 
 
+def test_the_first_epoch_begins_with_the_batch_that_costs_most() -> None:
+    sizes = {"bucket_sizes": [(64, 64), (64, 128), (128, 64), (64, 192), (192, 192)]}
+    usual = [planned(epoch, **sizes) for epoch in range(2)]
+    costs = [len(batch) * int(np.prod(sizes["bucket_sizes"][IDS[batch[0]]])) for batch in usual[0]]
+    first = int(np.argmax(costs))
+    expected = [usual[0][first], *usual[0][:first], *usual[0][first + 1 :]]
+    sampler = BucketBatchSampler(IDS, 4, **sizes)
+    assert first > 0
+    assert [list(sampler), list(sampler)] == [expected, usual[1]]
+    sampler.set_epoch(0)
+    for step in (1, first, first + 1, len(expected)):
+        resumed = BucketBatchSampler(IDS, 4, **sizes)
+        resumed.load_state_dict(sampler.state_dict(step=step))
+        assert list(resumed) == (expected[step:] or usual[1])
+    assert list(BucketBatchSampler(IDS, 4, largest_first=False, **sizes)) == usual[0]
+    assert list(BucketBatchSampler(IDS, 4, shuffle=False, **sizes)) == planned(0, order="file", **sizes)
+
+
 def test_arguments() -> None:
     with pytest.warns(UserWarning, match="2 images"):
         full = list(BucketBatchSampler(IDS, 4, drop_last=True))

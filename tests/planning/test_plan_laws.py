@@ -1,13 +1,25 @@
 """What holds for every plan, whatever the remainder policy, the order and the number of ranks."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import SIZES, asked, assert_all_is_accounted_for, cases, plan_epoch, trained, with_effect
 
-from kohya_bucket import PlanError
-from kohya_bucket.planning import ORDERS, REMAINDERS, EpochPlanner, LedgerReason, batches, demand_model, never_full
+from kohya_bucket import PlanError, ResumeError
+from kohya_bucket.planning import (
+    ORDERS,
+    REMAINDERS,
+    EpochPlan,
+    EpochPlanner,
+    EpochPosition,
+    LedgerReason,
+    batches,
+    demand_model,
+    never_full,
+)
 from kohya_bucket.planning.demand_model import Repeats
 from kohya_bucket.planning.options import STEP_SHAPES
 from kohya_bucket.planning.plan import rank_costs
@@ -191,6 +203,75 @@ def test_a_rank_and_not_the_step_says_what_is_costly() -> None:
     assert plan_epoch(ids, 5, **options).bucket_of_step.tolist() == [1, 0]
     rest = plan_epoch(ids, 5, done=[(5, 1, 5)], **options)  # five ranks have trained the large one
     assert [rest.bucket_of_step.tolist(), sorted(rest.indices(0, 0).tolist())] == [[1], [1, 2, 3, 4, 5]]
+
+
+def steps_of(plan: EpochPlan) -> list[list[list[int]]]:
+    """What each rank trains in each step."""
+    return [[plan.indices(s, r).tolist() for r in range(plan.world_size)] for s in range(plan.steps)]
+
+
+@st.composite
+def begun_runs(draw: st.DrawFn) -> tuple[dict, EpochPosition]:
+    """Arguments of an `EpochPlanner`, and where its run begins."""
+    order = draw(any_order)
+    case = draw(cases()) | {"order": order}
+    case["step_shapes"] = "one" if order == "local" else draw(st.sampled_from([*STEP_SHAPES]))
+    begin = EpochPosition(case.pop("seed"), case.pop("epoch"))
+    return with_effect(case) | {"first_epoch": begin.epoch}, begin
+
+
+@given(run=begun_runs(), more=st.integers(1, 3))
+def test_a_run_begins_with_the_batch_that_needs_most_memory(run: tuple[dict, EpochPosition], more: int) -> None:
+    case, begin = run
+    planner = EpochPlanner(**case)
+    plan, usual = planner.plan_at(begin), planner.plan(begin.seed, begin.epoch)
+    steps, costs = steps_of(usual), rank_costs(usual).max(axis=1, initial=0)
+    first = int(costs.argmax()) if len(costs) and ORDERS[case["order"]].shuffles else 0
+    assert steps_of(plan) == steps[first : first + 1] + steps[:first] + steps[first + 1 :]
+    assert str(plan.ledger()) == str(usual.ledger())
+
+    # Later epochs, and this one where the option is set, are what `plan_epoch` makes of them.
+    assert planner.plan_at(EpochPosition(begin.seed, begin.epoch + more)).hash == (
+        planner.plan(begin.seed, begin.epoch + more).hash
+    )
+    assert EpochPlanner(**case, largest_first=False).plan_at(begin).hash == usual.hash
+    if case["order"] != "local":
+        chosen = EpochPlanner(**case, largest_first=True)
+        assert chosen.plan_at(begin).hash == chosen.plan(begin.seed, begin.epoch).hash
+
+
+@given(run=begun_runs(), ranks=st.integers(1, 4), data=st.data())
+def test_a_run_goes_on_as_it_was_begun(run: tuple[dict, EpochPosition], ranks: int, data: st.DataObject) -> None:
+    """On the same ranks with the next step, also if the option was set or taken away; on others with what is left."""
+    case, begin = run
+    usual, plain = EpochPlanner(**case), EpochPlanner(**case, largest_first=False)
+    for planner, other in ((usual, plain), (plain, usual)):
+        plan = planner.plan_at(begin)
+        step = data.draw(st.integers(1, plan.steps)) if plan.steps else 0
+        state = json.loads(json.dumps(planner.position(begin, step).state_dict(planner.fingerprint)))
+        assert planner is usual or "begun_with" not in state  # as states were before runs began so
+        for resumed in (planner, other) if step else ():
+            position = EpochPosition.from_state_dict(state, resumed.fingerprint)
+            assert steps_of(resumed.plan_at(position)) == steps_of(plan)[step:]
+            assert position == planner.position(begin, step) == planner.position(planner.position(begin, 1), step)
+        if step:
+            elsewhere = EpochPlanner(**case | {"world_size": ranks})
+            rest = elsewhere.plan_at(EpochPosition.from_state_dict(state, elsewhere.fingerprint))
+            left = np.concatenate([plan.items[:0], *(own_images(plan, s) for s in range(step, plan.steps))])
+            assert (asked(rest) == np.bincount(left, minlength=plan.images)).all()
+
+
+def own_images(plan: EpochPlan, step: int) -> np.ndarray:
+    """Those of a step, without what it repeats so that no rank is empty."""
+    return plan.items[plan.start[step] : plan.start[step] + plan.length[step]]
+
+
+def test_a_position_that_begins_with_a_step_that_is_not_there_is_refused() -> None:
+    planner = EpochPlanner([0, 0, 1, 1], 2, bucket_sizes=SIZES[:2])
+    for step, error in ((2, PlanError), (-1, ResumeError), ("1", ResumeError)):
+        state = planner.position(EpochPosition(0, 0), 1).state_dict(planner.fingerprint) | {"begun_with": step}
+        with pytest.raises(error, match=r"begun_with|begin with"):
+            planner.plan_at(EpochPosition.from_state_dict(state, planner.fingerprint))
 
 
 @every_order

@@ -51,6 +51,7 @@ def drawn_values(rng: np.random.RandomState, n: int, k: int) -> dict[str, Any]:
             values[one.name] = list(one.metadata["known"]())[rng.randint(len(one.metadata["known"]()))]
         elif one.metadata.get("check") is flag:
             values[one.name] = True
+    values["largest_first"] = bool(rng.randint(2))
     assert values.keys() == {one.name for one in fields(PlanOptions)}
     return values
 

@@ -81,6 +81,7 @@ class GroupPlanner:
                 self.bucket_ids,
                 None if options.has_budget else self.batch_sizes,
                 world_size=world_size,
+                first_epoch=1,  # epoch 0 is that of validation
                 repeats=self.repeats,
                 bucket_sizes=self.bucket_sizes,
                 bucket_groups=self.bucket_groups,

@@ -153,8 +153,9 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
 
     def _agreed(self, seed: int) -> int:
         """Rank 0's seed, after making sure that all ranks hold the same images."""
+        first = {"largest_first": self.planner.options.largest_first}  # it orders a first epoch, and holds for no state
         everyone = agree(
-            {**self.fingerprint, "samples": int(self.planner.repeats.sum()), "seed": seed},
+            {**self.fingerprint, **first, "samples": int(self.planner.repeats.sum()), "seed": seed},
             gather,
             "holds another dataset",
             "Every process must see the same files and settings; with a validation split, set validation_seed",

@@ -60,6 +60,24 @@ def test_stopped_again_and_again_an_epoch_trains_each_image_once(table, stops):
     assert seen == dict.fromkeys(range(IMAGES), 1)
 
 
+@pytest.mark.parametrize("order", ["shuffled", "runs", "sorted"])
+def test_a_run_begins_with_its_costliest_batch_unless_that_is_left_out(order):
+    def batches(epoch, seed, **table):
+        sampler = sampler_of({"order": order, **table}, 4, epoch, seed)
+        costs = sampler.planner.bucket_sizes.prod(axis=1)
+        return [(len(batch.images) * int(costs[batch.bucket]), batch.images.tolist()) for batch in sampler]
+
+    moved = 0
+    for seed in range(6):
+        usual, first = batches(1, seed, largest_first=False), batches(1, seed)
+        assert first[0][0] == max(usual)[0]
+        assert first[1:] == [batch for batch in usual if batch != first[0]]
+        moved += first != usual
+        for epoch in (0, 2):  # those of validation, and later ones
+            assert batches(epoch, seed) == batches(epoch, seed, largest_first=False)
+    assert moved
+
+
 @pytest.mark.parametrize("stop_at", [1, 4, 10**6])
 @pytest.mark.parametrize("worlds", [(3, 3), (4, 2), (2, 5), (8, 1)])
 def test_equal_costs_are_resumed_on_any_number_of_processes(monkeypatch, worlds, stop_at):
@@ -102,6 +120,8 @@ def test_ranks_take_the_first_ones_seed_and_refuse_other_data(monkeypatch):
     assert sampler_of({}, 2, seed=7).seed == 7
     assert sampler_of({}, 2, seed=8).seed == 7
     assert sampler_of({}, 2, names=[f"/elsewhere/{name}" for name in NAMES]).seed == 7
+    with pytest.raises(RanksDifferError, match="largest_first was None, now False"):
+        sampler_of({"largest_first": False}, 2)
     with pytest.raises(RanksDifferError) as error:
         sampler_of({"remainder": "pad"}, 3)
     assert str(error.value) == (
