@@ -97,9 +97,11 @@ def test_images_that_are_edited_while_others_are_encoded_are_encoded_again(unpat
         def encode(self, images):
             if not self.encoded:
                 for n, path in enumerate(paths):
+                    edited = tmp_path / "edited.png"
                     with Image.open(path) as image:
-                        image.point(lambda value: 255 - value).save(path)
-                    os.utime(path, ns=(n, n))
+                        image.point(lambda value: 255 - value).save(edited)
+                    os.utime(edited, ns=(n, n))
+                    edited.replace(path)  # whole, for who reads it now
             return super().encode(images)
 
     sdscripts.install()

@@ -305,20 +305,25 @@ def test_an_image_that_cannot_be_read_twice_ends_the_run_when_all_others_are_kep
 def test_images_that_are_edited_while_others_are_encoded_are_encoded_again(tmp_path: Path, kind: str) -> None:
     """Some are loaded when they change: what their latents are made of is no longer there."""
     settings = AdapterOptions(latent_cache=kind, latent_cache_dir=str(tmp_path / "store"))
-    dataset = dataset_in(tmp_path, NAMES)
+    dataset, whole = dataset_in(tmp_path, NAMES), threading.Lock()
+
+    def load_whole(infos: list[SimpleNamespace], *more: object) -> object:
+        with whole:
+            return load(infos, *more)
 
     class Editing(Strategy):
         def cache_batch_latents(self, *arguments) -> None:
             if not self.batches:
-                for n, name in enumerate(NAMES):
-                    Image.new("RGB", (64, 64), (255 - n, 255, 255)).save(tmp_path / name)
-                    os.utime(tmp_path / name, ns=(n, n))
+                with whole:
+                    for n, name in enumerate(NAMES):
+                        Image.new("RGB", (64, 64), (255 - n, 255, 255)).save(tmp_path / name)
+                        os.utime(tmp_path / name, ns=(n, n))
             super().cache_batch_latents(*arguments)
 
     for strategy, encoded in ((Editing(2), NAMES), (Strategy(2), NAMES), (Strategy(2), [])):
         for info in dataset.image_data.values():
             info.latents_npz = None
-        cache_latents(dataset, strategy, None, ONE, load, settings)
+        cache_latents(dataset, strategy, None, ONE, load_whole, settings)
         assert sorted(name for batch in strategy.batches for name in batch) == encoded
 
 
