@@ -12,6 +12,7 @@ import toml
 from typer.testing import CliRunner
 
 from kohya_bucket.cli import app
+from kohya_bucket.errors import PlanError
 from kohya_bucket.trainers.door import group, subject
 from kohya_bucket.trainers.door.group import GroupPlanner
 from kohya_bucket.trainers.sdscripts.config import read_config
@@ -57,22 +58,27 @@ class Case:
                 (images / f"{number}_{i}.png").write_bytes(png_header(width, height))
             subset = {"image_dir": str(images), "num_repeats": int(rng.integers(1, 4)), "class_tokens": "x"}
             datasets.append({"batch_size": int(rng.integers(1, 6)), "subsets": [subset]})
-        table = {**BUDGETS[rng.integers(3)], **REMAINDERS[rng.integers(6)], **RESOLUTIONS[rng.integers(4)]}
-        config = {
-            "general": {"enable_bucket": True, "resolution": 512},
-            "datasets": datasets,
-            "kohya_bucket": {**table, "step_shapes": ["one", "equal_cost"][rng.integers(2)]},
-        }
-        self.path = folder / "config.toml"
-        self.path.write_text(toml.dumps(config), encoding="utf-8")
-        read = read_config(self.path)
-        self.options = options = read.options
-        assert options is not None
-        self.images = [
-            d.images.place(d.images.sizes(), d.config.batch_size, d.config.dataset_keys, options).trained
-            for d in read.datasets
-        ]
-        sampler = PlanSampler(GroupPlanner(self.images, options), 7, SimpleNamespace(value=1))
+        while True:
+            table = {**BUDGETS[rng.integers(3)], **REMAINDERS[rng.integers(6)], **RESOLUTIONS[rng.integers(4)]}
+            config = {
+                "general": {"enable_bucket": True, "resolution": 512},
+                "datasets": datasets,
+                "kohya_bucket": {**table, "step_shapes": ["one", "equal_cost"][rng.integers(2)]},
+            }
+            self.path = folder / "config.toml"
+            self.path.write_text(toml.dumps(config), encoding="utf-8")
+            read = read_config(self.path)
+            self.options = options = read.options
+            assert options is not None
+            self.images = [
+                d.images.place(d.images.sizes(), d.config.batch_size, d.config.dataset_keys, options).trained
+                for d in read.datasets
+            ]
+            try:
+                sampler = PlanSampler(GroupPlanner(self.images, options), 7, SimpleNamespace(value=1))
+                break
+            except PlanError:  # of these options an epoch would be empty, which is refused
+                continue
         self.samples: Counter[tuple[int, int, tuple[int, int]]] = Counter()
         self.batches = self.samples.copy()
         for batch in sampler:

@@ -23,13 +23,7 @@ ALLOWED = {
     ("images/clips.py", "av.open(path)"): "looked at before, by `read_clip`",
     ("latents/vae/diffusers_vae.py", "importlib.import_module('safetensors').safe_open(str(path), framework='pt')"):
         "the VAE, which is trusted",
-    ("trainers/door/code.py", "file.read_bytes()"): "the checkout, which is trusted",
     ("trainers/door/trial.py", "opened.open(quiet=True)"): "a door, not a file",
-    ("trainers/musubi/families.py", "file.read_text(encoding='utf-8', errors='replace')"): "the checkout",
-    ("trainers/sdscripts/checkout.py", "file.read_text(encoding='utf-8', errors='replace')"): "the checkout",
-    ("trainers/sdscripts/checkout.py", "init.read_text(encoding='utf-8', errors='replace')"): "the checkout",
-    ("trainers/sdscripts/config/releases.py", "file.read_text(encoding='utf-8', errors='replace')"): "the checkout",
-    ("trainers/sdscripts/refusals.py", "file.read_text(encoding='utf-8', errors='replace')"): "the trainer that runs",
     ("trainers/door/environment.py", "(Path(spec.origin).parent / 'version.py').read_text(encoding='utf-8')"):
         "torch's own",
     ("extras.py", "metadata.distribution('kohya-bucket').read_text('direct_url.json')"): "this package's own",

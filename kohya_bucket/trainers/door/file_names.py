@@ -21,8 +21,8 @@ _OTHERS = frozenset((".txt", ".caption", ".tags", ".json", ".npz", ".npy", ".saf
 
 
 def without_junk(paths: Sequence[str]) -> list[str]:
-    """The paths without those that are named like an image and hold none, such as an editor's `~$a.png`."""
-    named = [path for path in paths if format_of_extension(Path(path).suffix)]
+    """The paths without those that an editor names like an image, `~$a.png`, and that hold none."""
+    named = [path for path in paths if Path(path).name.startswith("~") and format_of_extension(Path(path).suffix)]
     junk = {path for path, other in zip(named, _first_bytes(named)["other"].tolist(), strict=True) if other}
     return [path for path in paths if path not in junk]
 

@@ -68,8 +68,14 @@ class Overview(Generic[Planned]):
         placed = list(placed)
         counts, gpu_rows = epoch_of([data.items for data in placed], options, gpus, accumulate)
         rows = [tuple(data.items.rows(trained)) for data, trained in zip(placed, counts, strict=True)]
-        for data, trained in zip(placed, counts, strict=True):
-            _check_short(data, trained, options, moves, findings)
+        with_short = [k for k, trained in enumerate(counts) if _has_short(trained)]
+        merged = None
+        if with_short and moves and options.remainder != "merge":
+            with suppress(KohyaBucketError):
+                asked = replace(options, remainder="merge", small_buckets=None)
+                merged = epoch_of([data.items for data in placed], asked, (), 1)[0]
+        for k in with_short:
+            _name_short(placed[k], counts[k], None if merged is None else int(merged[k].short.sum()), findings)
         for row in gpu_rows:
             if row.never_trained:
                 on = f"on {counted(row.gpus, 'GPU')}: " if len(gpu_rows) > 1 else ""
@@ -85,13 +91,17 @@ _SOME, _MANY = 0.1, 0.25
 """Shares of batches that are not full, one apart: that is so however images are dealt to buckets."""
 
 
-def _check_short(
-    data: PlannedDataset, counts: BucketCounts, options: AdapterOptions, moves: bool, findings: Findings
-) -> None:
-    """Name the buckets whose batches are not full, and the images of those that fill none."""
+def _has_short(counts: BucketCounts) -> bool:
+    short = int(counts.short.sum())
+    return short > 1 and short - 1 >= _SOME * int(counts.batches.sum())
+
+
+def _name_short(data: PlannedDataset, counts: BucketCounts, merged: int | None, findings: Findings) -> None:
+    """Name the buckets whose batches are not full, and the images of those that fill none.
+
+    `merged`: how many such batches "merge" would leave; None where it cannot.
+    """
     short, batches = int(counts.short.sum()), int(counts.batches.sum())
-    if short - 1 < _SOME * batches or short < 2:
-        return
     items, empty = data.items, counts.full - counts.smallest
     sizes = [
         f"{width}x{height}" + f"x{n}" * (n > 1) for (width, height), n in zip(items.buckets, items.frames, strict=True)
@@ -107,10 +117,8 @@ def _check_short(
     if names:
         message += f"; {counted(len(names), 'image', 'is', 'are')} in buckets that fill none ({some(names, 2)})"
     ways = ['"pad" fills them with repeats']
-    if moves and options.remainder != "merge":
-        with suppress(KohyaBucketError):
-            (merged,) = epoch_of([items], replace(options, remainder="merge", small_buckets=None), (), 1)[0]
-            ways.insert(0, f'"merge" leaves {merged.short.sum():,}, with images in the next best bucket')
+    if merged is not None:
+        ways.insert(0, f'"merge" leaves {merged:,}, with images in the next best bucket')
     remedy = f"[kohya_bucket] remainder = {'; '.join(ways)}; or more repeats, or a smaller batch size"
     report = findings.warning if short - 1 >= _MANY * batches else findings.note
     report("short-batches", data.place, message, remedy, names)
