@@ -33,6 +33,26 @@ class Model:
         return self.step
 
 
+class Vision:
+    """An adapter whose image encoder sees the mean of a picture."""
+
+    input_size, config = 8, types.SimpleNamespace(quad_image=False, image_encoder_path="x")
+
+    def __init__(self) -> None:
+        self.image_encoder, self.encoded = self, 0
+
+    def to(self, _: Any) -> None: ...
+
+    def clip_image_processor(self, images: Any, **_: Any) -> Any:
+        pixels = images if images.ndim == 4 else images[None]
+        return types.SimpleNamespace(pixel_values=pixels.float())
+
+    def __call__(self, pixels: Any, **_: Any) -> Any:
+        self.encoded += 1
+        seen = pixels.mean((2, 3))
+        return types.SimpleNamespace(image_embeds=seen, hidden_states=[seen, seen])
+
+
 def tiny_vae(dtype: str) -> Any:
     """Qwen-Image's, small, and with weights of its own."""
     import torch
@@ -87,6 +107,7 @@ class Training:
         save_file({"x": torch.zeros(1)}, str(self.folder / f"x_{self.step_num:09d}.safetensors"), meta)
 
     def run(self, rank: int, ranks: int) -> None:
+        import torch
         from toolkit.data_loader import get_dataloader_from_datasets, trigger_dataloader_setup_epoch
 
         model = Model()
@@ -104,11 +125,22 @@ class Training:
                 config.cache_latents_to_disk = True
         if self.settings.get("vae"):
             model.vae = tiny_vae(self.settings["vae"])
+        if self.settings.get("vision"):
+            model.adapter, model.device, model.device_torch, model.torch_dtype = Vision(), "cpu", "cpu", torch.float32
+            model.set_device_state_preset = model.restore_device_state = lambda *_: None
         loaders = {"main": get_dataloader_from_datasets(self.datasets, self.settings["batch_size"], model)}
         if self.datasets_reg:
             loaders["reg"] = get_dataloader_from_datasets(self.datasets_reg, self.settings["batch_size"], model)
         if self.settings.get("vae"):
             print(json.dumps(latent_of(model.vae)), flush=True)
+        if self.settings.get("vision"):
+            seen = {}
+            for item in loaders["main"].dataset.datasets[0].file_list:
+                item.load_clip_image()
+                seen[Path(item.path).name] = item.clip_image_embeds["image_embeds"].flatten().tolist()
+            print(json.dumps({"seen": seen, "encoded": model.adapter.encoded}), flush=True)
+            (self.folder / f"rank{rank}.jsonl").touch()
+            return
         if self.settings.get("latent_names"):
             items = loaders["main"].dataset.datasets[0].file_list
             print(json.dumps({Path(item.path).name: item.get_latent_path() for item in items}), flush=True)

@@ -429,6 +429,32 @@ def test_latents_of_other_files_are_made_anew(pictures, tmp_path):
     assert all(Path(name).is_file() for name in first.values())
 
 
+def test_what_an_image_encoder_sees_is_of_the_picture_as_it_is(pictures, tmp_path):
+    """Of those that `cache_clip_vision_to_disk` keeps, by the names of files alone."""
+    folder = tmp_path / "own"
+    shutil.copytree(pictures, folder)
+    keys = {"clip_image_path": str(folder), "cache_clip_vision_to_disk": True}
+
+    def trained():
+        _, said = run(tmp_path / "out", [data(folder, **keys)], 1, vision=True)
+        return json.loads(next(line for line in said.splitlines() if line.startswith('{"seen')))
+
+    def exchange():
+        for source, target in (("00", "x"), ("01", "00"), ("x", "01")):
+            (folder / f"{source}.png").rename(folder / f"{target}.png")
+
+    first = trained()
+    assert first["encoded"] == COUNT + 1  # and one of no picture
+    exchange()
+    second = trained()
+    assert second["encoded"] == 2
+    names = sorted(first["seen"])
+    assert [second["seen"][name] for name in names] == [
+        first["seen"][name] for name in ["01.png", "00.png", *names[2:]]
+    ]
+    assert trained() == {**second, "encoded": 0}
+
+
 def test_a_cache_that_grows_is_named(pictures, tmp_path):
     _, said = run(tmp_path / "out", [data(pictures, random_crop=True)], 1, latent_names=True)
     assert "the cache grows with every run" in said

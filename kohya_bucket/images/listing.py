@@ -75,28 +75,50 @@ def are_there(paths: Iterable[str], base: str = "") -> list[bool]:
     return out
 
 
+_gone: dict[str, set[str]] = {}
+"""By folder: files that were looked for in this process and not there."""
+GONE_AT_LEAST, GONE_SHARE = 10, 0.1
+"""So many files that are gone, and this share of a folder, are no fault of each file."""
+
+
 def is_folder_away(path: str) -> bool:
-    """Whether the folder of a file is not there, or holds no file of its kind, as where a drive or a share is away."""
-    ending = os.path.splitext(path)[1].lower()
+    """Whether not this file alone is gone, as where a drive or a share is away.
+
+    Its folder is not there, or holds no file of its kind, or a tenth of those that it held have gone.
+    """
+    return bool(_why_away(path))
+
+
+def _why_away(path: str) -> str:
+    folder, ending = os.path.dirname(path) or os.curdir, os.path.splitext(path)[1].lower()
     endings = IMAGE_EXTENSIONS if ending in IMAGE_EXTENSIONS else {ending}
-    with suppress(OSError), os.scandir(os.path.dirname(path) or os.curdir) as entries:
-        return not any(is_listed(one.name) and os.path.splitext(one.name)[1].lower() in endings for one in entries)
-    return True
+    there = 0
+    with suppress(OSError), os.scandir(folder) as entries:
+        there = sum(is_listed(one.name) and os.path.splitext(one.name)[1].lower() in endings for one in entries)
+    if not there:
+        return f"{folder} is gone, or empty"
+    gone = _gone.setdefault(folder, set())
+    gone.add(path)
+    if len(gone) >= GONE_AT_LEAST and len(gone) >= GONE_SHARE * (len(gone) + there):
+        gone -= {one for one in gone if os.path.exists(one)}
+        if len(gone) >= max(GONE_AT_LEAST, GONE_SHARE * (len(gone) + there)):
+            return f"{len(gone)} of {len(gone) + there} files of {folder} have gone"
+    return ""
 
 
 def refuse_if_away(path: str, error: OSError) -> None:
     """Raise `UnreadableError` where a file that could not be read is not at fault itself.
 
-    The error may pass; or the file is gone, or not to be read, and so is its folder.
+    The error may pass; or the file is gone, or not to be read, and so is its folder, or many of its files.
     """
     if not isinstance(error, (FileNotFoundError, NotADirectoryError, PermissionError)):
         if may_pass(error):
             with reading(path):
                 raise error
-    elif is_folder_away(path):
+    elif why := _why_away(path):
         raise UnreadableError(
-            f"{os.path.dirname(path) or os.curdir} is gone, or empty: {os.path.basename(path)} cannot be read; bring "
-            "back its drive, share or files, then run again, or resume"
+            f"{why}: {os.path.basename(path)} cannot be read; bring back its drive, share or files, then run again, "
+            "or resume"
         ) from error
 
 

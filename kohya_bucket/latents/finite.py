@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -26,3 +27,13 @@ def all_finite(array: npt.NDArray[Any]) -> bool:
         array.view(f"int{bits}").max(initial=0) < infinity
         and array.view(f"uint{bits}").max(initial=0) < infinity + (1 << bits - 1)
     )
+
+
+def first_not_finite(tensors: Iterable[tuple[str, Any]]) -> str:
+    """The name of the first tensor of torch that holds NaN or infinity; an empty text where none does."""
+    for name, tensor in tensors:
+        # torch has no isfinite for each float of 8 bits, in which some encoders of captions give theirs
+        wide = tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
+        if not bool(wide.isfinite().all()):
+            return name
+    return ""

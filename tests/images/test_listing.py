@@ -12,7 +12,7 @@ import pytest
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import KohyaBucketError, UnreadableError
 from kohya_bucket.images import MetadataCache, list_images, read_sizes
-from kohya_bucket.images.listing import absolute_paths, are_there
+from kohya_bucket.images.listing import absolute_paths, are_there, refuse_if_away
 from kohya_bucket.trainers.sdscripts.config.files import read_folder
 
 
@@ -161,3 +161,24 @@ def test_what_is_in_a_folder_of_which_nothing_is_known_is_not_said(tree: Path, m
     monkeypatch.setattr(os, "listdir", refusing(os.listdir, tree / "sub"))
     with pytest.raises(UnreadableError, match="run again"):
         are_there(paths)
+
+
+@pytest.mark.parametrize("count", [12, 60, 300])
+def test_many_files_that_are_gone_are_no_fault_of_their_own(tmp_path: Path, count: int) -> None:
+    """A tenth of a folder, and at least ten; those that are back do not count."""
+    paths = [tmp_path / f"{number:03d}.png" for number in range(count)]
+    for path in paths:
+        path.touch()
+    back = [tmp_path / f"back{number}.png" for number in range(9)]
+    for path in back:
+        refuse_if_away(str(path), FileNotFoundError())
+    for path in back:
+        path.touch()
+    least = max(10, -(-(count + 9) // 10))
+    for path in paths[: least - 1]:
+        path.unlink()
+        refuse_if_away(str(path), FileNotFoundError())
+        refuse_if_away(str(path), FileNotFoundError())  # which counts once
+    paths[least - 1].unlink()
+    with pytest.raises(UnreadableError, match=f"{least} of {count + 9} files of .* have gone: {least - 1:03d}.png"):
+        refuse_if_away(str(paths[least - 1]), FileNotFoundError())

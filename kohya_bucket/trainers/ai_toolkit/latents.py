@@ -30,6 +30,7 @@ from kohya_bucket.latents.fingerprint import (
     stamp_is_shared,
     why_other_source,
 )
+from kohya_bucket.latents.finite import first_not_finite
 from kohya_bucket.trainers.door.tensor_files import TEXTS, not_finite, parts_of, with_texts
 
 _MADE_FROM = "_kohya_bucket_made_from"
@@ -88,7 +89,7 @@ def _serves(path: str, files: Sequence[str]) -> bool:
             return False
         if not same or any(_changed(file, then) for file, then in zip(files, made_from, strict=True)):
             return False
-    return not _not_finite(content)
+    return not not_finite(BytesIO(content))
 
 
 def note_made(item: Any) -> None:
@@ -105,14 +106,14 @@ def note_made(item: Any) -> None:
         with suppress(FileNotFoundError):
             content = _content(path)
             files = made_from.pop(path)
-            if name := _not_finite(content):
+            if name := not_finite(BytesIO(content)):
                 os.remove(path)
                 setattr(item, _BAD, str(StaleReason(Stale.NOT_FINITE, name)))
                 continue
             note = json.dumps({"digest": _digest(content), "made_from": files})
             write_file(Path(path), [with_texts(content, {NOTE: note})], sync=False)
-    kept = (getattr(item, name, None) for name in IN_MEMORY)
-    if not all(bool(tensor.isfinite().all()) for tensor in kept if tensor is not None):
+    kept = [(name, getattr(item, name, None)) for name in IN_MEMORY]
+    if first_not_finite((name, tensor) for name, tensor in kept if tensor is not None):
         setattr(item, _BAD, str(StaleReason(Stale.NOT_FINITE, "latent")))
 
 
@@ -133,11 +134,6 @@ def _digest(content: bytes) -> str:
     digest = hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=16)
     digest.update(tensors)
     return digest.hexdigest()
-
-
-def _not_finite(content: bytes) -> str:
-    table, tensors = parts_of(content)
-    return not_finite(table, BytesIO(tensors))
 
 
 def _identity(file: str) -> Identity:

@@ -79,6 +79,16 @@ def _latent_path(seam: Replaced, self: Any, recalculate: bool = False) -> Any:
     return path
 
 
+def _vision_path(seam: Replaced, self: Any, recalculate: bool = False) -> Any:
+    chosen = self._clip_vision_embeddings_path
+    path = seam.original(self, recalculate)
+    if recalculate or chosen is None:
+        _note_last_embeddings()
+        _embedded.append(self)
+        path = self._clip_vision_embeddings_path = name_to_use(self, path, [self.clip_image_path])
+    return path
+
+
 def _cache_latent(
     seam: Replaced, self: Any, file_item: Any, latent_path: str, cached_state_dict: Any, needs_encode: bool,
     to_disk: bool, to_memory: bool,
@@ -174,6 +184,18 @@ SUBJECTS = (
             ),
             Seam("FileItemDTO._build_text_embedding_path", (Uses("get_text_embedding_info_dict"),), _embedding_path),
             Seam("TextEmbeddingCachingMixin.cache_text_embeddings", (Uses("file_list", "save"),), _cache_embeddings),
+        ),
+    ),
+    SeamGroup(
+        "vision",
+        "what an image encoder makes of pictures is found by their names alone, and trained on when they were edited",
+        (
+            Seam(
+                "FileItemDTO.get_clip_vision_embeddings_path",
+                (Uses("_clip_vision_embeddings_path", "clip_image_path"),),
+                _vision_path,
+            ),
+            Seam("CLIPCachingMixin.cache_clip_vision_to_disk", (Uses("file_list", "save_file"),), _cache_embeddings),
         ),
     ),
     SeamGroup(

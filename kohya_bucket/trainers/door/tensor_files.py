@@ -34,22 +34,26 @@ def with_texts(content: bytes, texts: Mapping[str, str]) -> bytes:
 
 
 _FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8"}
+_FLOATS_OF_8_BITS = {"F8_E4M3": 0x7F, "F8_E5M2": 0x7C}
+"""The least bits, without the sign, that are not finite."""
 _PIECE = 1 << 22
 
 
-def not_finite(table: Mapping[str, Any], tensors: BinaryIO, begin: int = 0) -> str:
-    """The name of a tensor that holds NaN or infinity; an empty text where none does.
-
-    Args:
-        table: the header of a whole file.
-        tensors: where its tensors are, from `begin` on.
-    """
-    for name, spec in table.items():
-        dtype = _FLOATS.get(spec["dtype"]) if name != TEXTS else None
-        if dtype is not None:
+def not_finite(file: BinaryIO) -> str:
+    """The name of a tensor of a whole file that holds NaN or infinity; an empty text where none does."""
+    (length,) = struct.unpack("<Q", file.read(8))
+    for name, spec in json.loads(file.read(length)).items():
+        kind = spec["dtype"] if name != TEXTS else ""
+        if kind in _FLOATS or kind in _FLOATS_OF_8_BITS:
             start, end = spec["data_offsets"]
-            tensors.seek(begin + start)
+            file.seek(8 + length + start)
             for at in range(start, end, _PIECE):
-                if not all_finite(np.frombuffer(tensors.read(min(_PIECE, end - at)), dtype)):
+                if not _is_finite(file.read(min(_PIECE, end - at)), kind):
                     return name
     return ""
+
+
+def _is_finite(values: bytes, kind: str) -> bool:
+    if kind in _FLOATS:
+        return all_finite(np.frombuffer(values, _FLOATS[kind]))
+    return int((np.frombuffer(values, np.uint8) & 0x7F).max(initial=0)) < _FLOATS_OF_8_BITS[kind]

@@ -9,7 +9,7 @@ import errno
 import os
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kohya_bucket.buckets.sizes import as_pair
+from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.fingerprint import Stale, StaleReason
+from kohya_bucket.latents.finite import first_not_finite
 from kohya_bucket.trainers.door.batches import PlannedBatch, batch_of_the_readable
 from kohya_bucket.trainers.door.placed import ItemsInBuckets
 from kohya_bucket.trainers.musubi.objects import BatchManager, CachedItem, Dataset, Group
@@ -83,14 +86,25 @@ def planned_item(group: Group, index: PlannedBatch) -> Any:
             timestep_pool=None if timesteps is None else [timesteps],
         )
         try:
-            return type(manager).__getitem__(one_batch, 0)  # type: ignore[index]
+            batch = type(manager).__getitem__(one_batch, 0)  # type: ignore[index]
         except FileNotFoundError as error:
             if error.filename or not (path := _first_gone(chosen)):
                 raise
             # safetensors does not say of which file it is
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from error
+        if name := first_not_finite(_tensors_of(batch)):
+            why = f"{StaleReason(Stale.NOT_FINITE, name)}: remove its cache, and make it again"
+            raise LatentStoreError(why)
+        return batch
 
     return batch_of_the_readable(make, index, dataset_items, held.on_bad_image)
+
+
+def _tensors_of(batch: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What was read of caches, with the names that it has in the batch."""
+    for name, value in batch.items():
+        parts = value if isinstance(value, (list, tuple)) else [value]
+        yield from ((name, part) for part in parts if hasattr(part, "isfinite"))
 
 
 def _first_gone(items: Sequence[CachedItem]) -> str | None:

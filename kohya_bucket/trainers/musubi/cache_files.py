@@ -23,7 +23,7 @@ from kohya_bucket.errors import LatentStoreError, as_damage, reading, why_not_wr
 from kohya_bucket.files import replacing
 from kohya_bucket.inputs import open_input
 from kohya_bucket.latents.fingerprint import NOTE, Fingerprint, Identity, Stale, StaleReason
-from kohya_bucket.trainers.door.tensor_files import TEXTS, not_finite, with_texts
+from kohya_bucket.trainers.door.tensor_files import TEXTS, with_texts
 
 _MOST = 1 << 24  # bytes of a header
 _BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
@@ -44,13 +44,11 @@ class TensorFile:
         shapes: of each tensor, by its name.
         content: hash of the table of tensors and their first bytes: another one once the file is written
             anew and kept its texts.
-        not_finite: the name of a tensor that holds NaN or infinity; "" where none does.
     """
 
     texts: dict[str, str]
     shapes: dict[str, tuple[int, ...]]
     content: str
-    not_finite: str = ""
 
 
 def read_tensor_file(path: Path) -> TensorFile:
@@ -73,8 +71,7 @@ def read_tensor_file(path: Path) -> TensorFile:
         shapes = {name: tuple(int(side) for side in spec["shape"]) for name, spec in table.items()}
         digest = hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=16)
         digest.update(file.read(_FIRST))
-        bad = not_finite(table, file, 8 + length)
-        return TensorFile({str(name): str(text) for name, text in texts.items()}, shapes, digest.hexdigest(), bad)
+        return TensorFile({str(name): str(text) for name, text in texts.items()}, shapes, digest.hexdigest())
 
 
 def _check_tensors(table: dict[str, Any], begin: int, size: int) -> None:

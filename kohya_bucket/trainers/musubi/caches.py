@@ -34,6 +34,7 @@ from kohya_bucket.latents.fingerprint import (
 from kohya_bucket.texts import uncaptioned
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placing import focus_of
+from kohya_bucket.trainers.door.tensor_files import not_finite
 from kohya_bucket.trainers.musubi.architectures import ANY, Family
 from kohya_bucket.trainers.musubi.cache_files import (
     REPAIRED,
@@ -118,6 +119,7 @@ class Caches:
         selector: gives its buckets.
         made_by: models and options that are asked for; empty where they are unknown: they are not compared.
         package: the trainer's code; None where it is unknown.
+        values: whether files that musubi-tuner made alone are read whole, for NaN and infinity.
         focus: what the crop of each item keeps, by the item's number; those without one are not in it.
         named, texts: what lies there: latents by the item's stem, and names of files with outputs of text encoders.
         makers: those of what was found to serve, with the items' numbers: of latents (False) and of captions (True).
@@ -128,6 +130,7 @@ class Caches:
     made_by: MadeBy = field(default_factory=dict)
     package: Path | None = None
     options: AdapterOptions = field(default_factory=AdapterOptions)
+    values: bool = False
 
     def __post_init__(self) -> None:
         if not self.dataset.cache_directory:
@@ -212,8 +215,7 @@ class Caches:
         reasons = [StaleReason(Stale.MISSING)]
         good: list[tuple[CacheName, TensorFile, Note | None]] = []
         for name in self.named.get(source.stem, ()):
-            header, why = _read(Path(name.path))
-            note = None if header is None else Note.in_file(header, latents=True)
+            header, note, why = self._read(Path(name.path), latents=True)
             why = why if header is None else self._why_latents(source, name, header, note)
             if header is not None and not why:
                 good.append((name, header, note))
@@ -335,7 +337,7 @@ class Caches:
 
     def _why_text(self, source: Source, path: Path, caption: str, begin: str) -> tuple[list[StaleReason], Note | None]:
         """Why a file does not serve, and its note."""
-        header, why = _read(path)
+        header, note, why = self._read(path, latents=False)
         if header is None:
             return why, None
         if header.texts.get("caption1", caption) != caption:
@@ -343,7 +345,6 @@ class Caches:
         for start in (begin,) if begin else self.family.passes or ():
             if not any(name.startswith(start) for name in header.shapes):
                 return [StaleReason(Stale.PART, start.rstrip("_"))], None
-        note = Note.in_file(header, latents=False)
         if self.repair:  # outputs are of the repaired encoder if they say so, or are not older than its code
             since = self.repair.file.stat().st_mtime_ns
             before = path.stat().st_mtime_ns < since if note is None else REPAIRED not in note.made_by
@@ -362,18 +363,23 @@ class Caches:
             self._remember(source, note.made_by, text=True)
         return reasons, note
 
+    def _read(self, path: Path, *, latents: bool) -> tuple[TensorFile | None, Note | None, list[StaleReason]]:
+        """A file and its note, or why it does not serve; what has a note was looked at before it was written."""
+        try:
+            file = read_tensor_file(path)
+            note = Note.in_file(file, latents=latents)
+            if note is None and self.values:
+                with reading(path), open_input(path) as opened:
+                    if name := not_finite(opened):
+                        return None, None, [StaleReason(Stale.NOT_FINITE, name)]
+        except FileNotFoundError:
+            return None, None, [StaleReason(Stale.MISSING)]
+        except BrokenFileError as error:
+            return None, None, [StaleReason(Stale.BROKEN, error)]
+        return file, note, []
+
     def _remember(self, source: Source, made: MadeBy, *, text: bool) -> None:
         self.makers[text].setdefault(json.dumps(made, sort_keys=True), (made, []))[1].append(source.number)
-
-
-def _read(path: Path) -> tuple[TensorFile | None, list[StaleReason]]:
-    try:
-        file = read_tensor_file(path)
-    except FileNotFoundError:
-        return None, [StaleReason(Stale.MISSING)]
-    except BrokenFileError as error:
-        return None, [StaleReason(Stale.BROKEN, error)]
-    return (None, [StaleReason(Stale.NOT_FINITE, file.not_finite)]) if file.not_finite else (file, [])
 
 
 _MAIN = re.compile(r"latents_(?:\d+x)?(\d+)x(\d+)_")

@@ -22,6 +22,7 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import not_loaded
 from kohya_bucket.images.resize import Pixels, resize_and_crop
 from kohya_bucket.latents.fingerprint import Identity, Stale, StaleReason
+from kohya_bucket.latents.finite import first_not_finite
 from kohya_bucket.texts import counted, one_line, some
 from kohya_bucket.trainers.door.ranks import end_run
 from kohya_bucket.trainers.musubi.cache_files import REPAIRED, Note, TensorFile, write_with_note
@@ -228,10 +229,7 @@ def save_item(item: Any, save: Callable[[], object], *, text: bool) -> None:
 def leave_out_not_finite(item: Any, tensors: Mapping[str, Any]) -> bool:
     """Whether an item is left out because NaN or infinity was made of it: musubi-tuner would write 0 for NaN."""
     origin: tuple[Session, Source] | None = getattr(item, _ORIGIN, None)
-    # torch has no isfinite for each float of 8 bits, in which some encoders of captions give theirs
-    wide = ((name, one.float() if one.element_size() == 1 else one) for name, one in tensors.items())
-    bad = next((name for name, tensor in wide if not bool(tensor.isfinite().all())), None)
-    if origin is None or bad is None:
+    if origin is None or not (bad := first_not_finite(tensors.items())):
         return False
     reason = StaleReason(Stale.NOT_FINITE, bad)
     origin[0].left_out[origin[1].number] = f"{reason}: see whether it is with another --vae_dtype or without fp8"

@@ -61,7 +61,7 @@ def _caches(dataset: Any, door: TrainerDoor, made: MadeBy | None = None) -> Cach
     else:
         keys = dataset.resolution, dataset.enable_bucket, dataset.bucket_no_upscale, dataset.architecture
         selector = door.owners.named("BucketSelector")(*keys)
-    return Caches(dataset, selector, made or {}, package, door.options())
+    return Caches(dataset, selector, made or {}, package, door.options(), values=made is not None)
 
 
 def clip_selector(retrieve: Any, dataset: Any) -> Selector | None:

@@ -75,7 +75,9 @@ class Folder:
             Image.new("RGB", self.size, (i, i, i)).save(path)
             Path(path).with_suffix(".txt").write_text(f"caption {i}", encoding="utf-8")
 
-    def caches(self, side: int | None = None, focus: Path | None = None, **arguments: Any) -> Caches:
+    def caches(
+        self, side: int | None = None, focus: Path | None = None, *, values: bool = False, **arguments: Any
+    ) -> Caches:
         """With a focus file, and what a caching program is given."""
         source = DirectorySource(self.paths)
         source.control_paths = self.controls
@@ -86,7 +88,7 @@ class Folder:
         )  # fmt: skip
         made = made_by(Namespace(**arguments)) if arguments else {}
         return Caches(dataset, Selector(side or self.side), made, Path("musubi_tuner"),
-                      AdapterOptions(focus=None if focus is None else str(focus)))  # fmt: skip
+                      AdapterOptions(focus=None if focus is None else str(focus)), values=values)  # fmt: skip
 
     def make(self, **arguments: Any) -> None:
         """All caches, as if they were encoded through the door."""
@@ -115,9 +117,9 @@ class Folder:
             content = tensor_bytes({f"latents_1x{height}x{width}_float32": (16, height, width)}, {})
             save_item(item, lambda: Path(item.latent_cache_path).write_bytes(content), text=False)
 
-    def reasons(self, **arguments: Any) -> list[list[str]]:
+    def reasons(self, *, values: bool = False, **arguments: Any) -> list[list[str]]:
         """Per item why its latents, then why its text cannot be trained."""
-        caches = self.caches(**arguments)
+        caches = self.caches(values=values, **arguments)
         found = []
         for source in caches.table.sources:
             caption = caches.dataset.datasource.get_caption(source.number)[1]

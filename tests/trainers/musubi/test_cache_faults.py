@@ -3,6 +3,7 @@
 import errno
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from cache_folder import Folder
 
-from kohya_bucket.errors import UnreadableError
+from kohya_bucket.errors import KohyaBucketError, UnreadableError
 from kohya_bucket.trainers.door.batches import PlannedBatch
 from kohya_bucket.trainers.musubi.batches import HELD, CachedItems, Held, TimestepPool, planned_item
 from tests.faults import PASSING, Faults
@@ -59,17 +60,18 @@ class Manager:
     buckets: dict[Any, list[Any]]
     bucket_batch_indices: list[tuple[Any, int]]
 
-    def __getitem__(self, number: int) -> list[str]:
-        from safetensors.numpy import load_file
+    def __getitem__(self, number: int) -> dict[str, list[Any]]:
+        from safetensors.torch import load_file
 
-        items = self.buckets[self.bucket_batch_indices[number][0]]
-        return [Path(one.latent_cache_path).name for one in items if load_file(one.latent_cache_path) is not None]
+        paths = [one.latent_cache_path for one in self.buckets[self.bucket_batch_indices[number][0]]]
+        names = [Path(path).name for path in paths]
+        return {"names": names, "latents": [load_file(path)["latents_1x8x8_float32"] for path in paths]}
 
 
 def test_one_cache_that_is_gone_is_left_out_and_a_folder_of_them_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("safetensors")
+    pytest.importorskip("torch")
     folder, manager = Folder(tmp_path, 4), Manager()
     folder.make()
     caches = [tmp_path / "cache" / f"a{i}_0064x0064_zi.safetensors" for i in range(4)]
@@ -79,10 +81,15 @@ def test_one_cache_that_is_gone_is_left_out_and_a_folder_of_them_ends_the_run(
     dataset: Any = SimpleNamespace(batch_manager=manager, resolution=(64, 64))
     held = Held([CachedItems.from_dataset(dataset)], TimestepPool(4, 2), "leave_out")
     group: Any = SimpleNamespace(datasets=[dataset], **{HELD: held})
+    stopping: Any = SimpleNamespace(datasets=[dataset], **{HELD: held._replace(on_bad_image="stop")})
     batch = PlannedBatch(0, 0, 0, np.array([0, 1], dtype=np.int32), 7, 0)
     monkeypatch.chdir(tmp_path / "im")
     caches[1].unlink()
-    assert planned_item(group, batch) == [caches[0].name, caches[2].name]
+    assert planned_item(group, batch)["names"] == [caches[0].name, caches[2].name]
+    caches[2].write_bytes(caches[2].read_bytes()[:-4] + struct.pack("<f", float("nan")))
+    assert planned_item(group, batch)["names"] == [caches[0].name, caches[3].name]
+    with pytest.raises(KohyaBucketError, match=r"a2.*: its latents is not finite .*: remove its cache"):
+        planned_item(stopping, replace(batch, images=np.array([0, 2], dtype=np.int32)))
     (tmp_path / "im" / "model.safetensors").touch()
     (tmp_path / "cache").rename(tmp_path / "away")
     with pytest.raises(UnreadableError, match="cache is gone, or empty"):

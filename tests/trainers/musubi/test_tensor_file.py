@@ -1,6 +1,8 @@
 """safetensors files that say more: whole or not at all, their tensors untouched, and never believed beyond that."""
 
 import json
+import struct
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.fingerprint import NOTE
+from kohya_bucket.trainers.door.tensor_files import not_finite
 from kohya_bucket.trainers.musubi.cache_files import (
     BrokenFileError,
     Note,
@@ -144,3 +147,14 @@ def read_of(content: bytes) -> TensorFile:
         path = Path(folder, "file")
         path.write_bytes(content)
         return read_tensor_file(path)
+
+
+@pytest.mark.parametrize(("kind", "torchs"), [("F8_E4M3", "float8_e4m3fn"), ("F8_E5M2", "float8_e5m2")])
+def test_every_float_of_8_bits(kind: str, torchs: str) -> None:
+    torch = pytest.importorskip("torch")
+    bits = torch.arange(256, dtype=torch.uint8)
+    finite = bits.view(getattr(torch, torchs)).float().isfinite().tolist()
+    header = json.dumps({"a": {"dtype": kind, "shape": [2], "data_offsets": [0, 2]}}).encode()
+    files = (BytesIO(struct.pack("<Q", len(header)) + header + bytes([0, value])) for value in range(256))
+    assert [not_finite(file) for file in files] == ["" if one else "a" for one in finite]
+    assert 0 < sum(finite) < 256
