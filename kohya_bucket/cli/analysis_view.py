@@ -150,7 +150,7 @@ def _lists(analysis: Analysis, limit: int) -> list[RenderableType]:
 
 
 def _recommendation(r: Recommendation) -> Text:
-    lines = [(f"{r.setting}: {r.current} → {r.proposed}", "cyan"), (f"{r.why}.", "")]
+    lines = [(f"{r.setting}: {r.current} → {r.proposed}", "cyan"), *([(f"{r.why}.", "")] if r.why else [])]
     lines += [(f"{what}: {text}", style) for what, text, style in
               (("Gain", r.gain, "green"), ("Cost", r.cost, "yellow")) if text]  # fmt: skip
     return Text.assemble(*((one_line(text) + "\n", style) for text, style in lines))

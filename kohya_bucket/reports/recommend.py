@@ -42,7 +42,7 @@ from kohya_bucket.reports.analysis import Analysis
 from kohya_bucket.reports.summary import Summary, summarize
 from kohya_bucket.texts import counted
 from kohya_bucket.trainers.door.face import Asked
-from kohya_bucket.trainers.door.findings import fix_command
+from kohya_bucket.trainers.door.findings import HARMFUL, HARMS, MINOR, NOT_TRAINED, fix_command, is_minor
 from kohya_bucket.trainers.door.programs import Programs
 from kohya_bucket.trainers.door.registry import usual_trainer
 from kohya_bucket.trainers.door.subject import DEEP
@@ -58,7 +58,8 @@ class Recommendation:
         why: what is wrong now, in one sentence.
         gain, cost: what gets better and what gets worse, measured; `cost` may be empty.
         before, after: the placements in numbers.
-        listed: which of `Analysis.lists` has the files, where the advice is about files; count: how many it is about.
+        harm: what it does to a training that files are as they are, one of `HARMS`; "" of settings.
+        listed: which of `Analysis.lists` has the files; count: how many there are.
         must: the trainer refuses the value that it has now.
     """
 
@@ -70,22 +71,10 @@ class Recommendation:
     cost: str
     before: Summary
     after: Summary
+    harm: str = ""
     listed: str = ""
     count: int = 0
     must: bool = False
-
-    @property
-    def harm(self) -> str:
-        """How bad it is that files are as they are; the worst of these is the first of `HARM`."""
-        return next((harm for harm, lists in HARM.items() if self.listed in lists), list(HARM)[-1])
-
-
-HARM: dict[str, Sequence[str]] = {
-    "not trained": ("broken", "without_bucket", "not_listed"),
-    "harms training": ("misread", "exif_rotated", "outliers", "most_enlarged"),
-    "worth a look": ("duplicates",),
-}
-"""Keys of `Analysis.lists`, by what their files do to a training."""
 
 
 def _short_share(summary: Summary) -> float:
@@ -146,23 +135,29 @@ Mask = npt.NDArray[np.bool_]
 
 
 def about_files(analysis: Analysis) -> Iterator[Recommendation]:
-    """Changes to the images themselves."""
+    """Changes to the images themselves, and to what lies beside them."""
     images = analysis.images
+    for one in analysis.subject.findings:
+        current = ": ".join(filter(None, (one.where, one.message)))
+        yield _unmeasured(analysis, current, one.remedy, "", "", one.harm, "", one.count)
     if broken := images.failures:
         fix = "repair or remove" + _fix([images.paths[i] for i in broken], "; {} sets aside what cannot be decoded")
         gain, why = f"{counted(len(broken), 'more image')}, or a clean log", "They are not trained"
-        yield _unmeasured(analysis, f"{len(broken):,} unreadable", fix, why, gain, "broken", len(broken))
+        yield _unmeasured(analysis, f"{len(broken):,} unreadable", fix, why, gain, NOT_TRAINED, "broken", len(broken))
     if unlisted := images.unlisted:
         fix, gain = fix_command(images.paths[i] for i in unlisted), counted(len(unlisted), "more image")
         current, why = f"{len(unlisted):,} named as no trainer lists them", "They are not trained"
-        yield _unmeasured(analysis, current, f"convert or rename: {fix}", why, gain, "not_listed", len(unlisted))
+        yield _unmeasured(
+            analysis, current, f"convert or rename: {fix}", why, gain, NOT_TRAINED, "not_listed", len(unlisted)
+        )
     if misread := images.misread:
         deep = [images.paths[i] for i, why in misread.items() if why == DEEP]
         ways = [f"bring 16-bit grey to 8 bits: {fix_command(deep)}"] if deep else []
         ways += ["put transparent ones onto a background"] if len(deep) < len(misread) else []
         why, gain = "Trainers see other pixels than people do", f"{len(misread):,} trained as they are seen"
         current = f"{len(misread):,} read as something else"
-        yield _unmeasured(analysis, current, "; ".join(ways), why, gain, "misread", len(misread))
+        harm = _harm(analysis, len(misread))
+        yield _unmeasured(analysis, current, "; ".join(ways), why, gain, harm, "misread", len(misread))
     long = too_long(analysis.images.sizes, analysis.placement)
     if count := int(long.sum()):
         sizes, loss = analysis.images.sizes[long].astype(np.float64), analysis.placement.crop_loss[long]
@@ -191,10 +186,16 @@ def _fix(paths: list[str], says: str) -> str:
 
 
 def _unmeasured(
-    analysis: Analysis, current: str, proposed: str, why: str, gain: str, listed: str, count: int
+    analysis: Analysis, current: str, proposed: str, why: str, gain: str, harm: str, listed: str, count: int
 ) -> Recommendation:
     """Of files whose change shows in no placement."""
-    return Recommendation("files", current, proposed, why, gain, "", analysis.summary, analysis.summary, listed, count)
+    before = after = analysis.summary
+    return Recommendation("files", current, proposed, why, gain, "", before, after, harm, listed, count)
+
+
+def _harm(analysis: Analysis, count: int) -> str:
+    """Of so many images that are trained as nobody means it."""
+    return MINOR if is_minor(count, len(analysis.images)) else HARMFUL
 
 
 def misfits(analysis: Analysis) -> Mask:
@@ -227,8 +228,8 @@ def _turned(analysis: Analysis) -> Iterator[Recommendation]:
         yield Recommendation(
             "files", f"{len(turned):,} turned or mirrored by EXIF", f"turn the pixels{fix}",
             f"Training ignores the tag ({say_orientations(images.orientation[turned].tolist())})",
-            f"trained as they are seen, {moved:,} of them in another bucket", cost, before, after, "exif_rotated",
-            len(turned),
+            f"trained as they are seen, {moved:,} of them in another bucket", cost, before, after,
+            _harm(analysis, len(turned)), "exif_rotated", len(turned),
         )  # fmt: skip
 
 
@@ -240,7 +241,7 @@ def _copies(analysis: Analysis) -> Iterator[Recommendation]:
         yield Recommendation(
             "files", counted(int(spare.sum()), "copy"), "keep one of each group",
             f"{counted(len(duplicates), 'image', 'is', 'are')} there more than once, and trained that much more often",
-            _samples(analysis.summary, after), "", analysis.summary, after, "duplicates", int(spare.sum()),
+            _samples(analysis.summary, after), "", analysis.summary, after, MINOR, "duplicates", int(spare.sum()),
         )  # fmt: skip
 
 
@@ -248,7 +249,9 @@ def _without(analysis: Analysis, left_out: Mask, current: str, proposed: str, wh
     before, after = analysis.summary, _summary_of(analysis, ~left_out, analysis.subject.rule)
     gain, cost = differences(before, after)
     cost = "; ".join(filter(None, (_samples(before, after), cost)))
-    return Recommendation("files", current, proposed, why, gain, cost, before, after, listed, int(left_out.sum()))
+    count = int(left_out.sum())
+    harm = _harm(analysis, count)
+    return Recommendation("files", current, proposed, why, gain, cost, before, after, harm, listed, count)
 
 
 def _summary_of(analysis: Analysis, kept: Mask, rule: BucketRule) -> Summary:
@@ -423,16 +426,21 @@ def recommend(analysis: Analysis) -> list[Recommendation]:
     subject's trainer accepts. Settings are tried without the few images that the advice on files is to split or leave
     out, so that they are not bent for those.
     """
-    if not analysis.summary.placed and not len(analysis.unplaced):
-        return []
-    files = sorted(about_files(analysis), key=lambda one: (list(HARM).index(one.harm), -one.count))
-    return [*files, *_about_settings(analysis)]
+    files = sorted(about_files(analysis), key=lambda one: (HARMS.index(one.harm), -one.count))
+    measurable = analysis.summary.placed or len(analysis.unplaced)
+    return [*files, *(_about_settings(analysis) if measurable else ())]
 
 
 def most_worth(analysis: Analysis, recommendations: Sequence[Recommendation]) -> Recommendation | None:
     """The one to begin with; None if nothing is recommended."""
-    broken = 100 * len(analysis.images.failures) / max(len(analysis.images), 1)
-    return max(recommendations, key=lambda one: broken if one.before is one.after else _weight(one), default=None)
+
+    def weight(one: Recommendation) -> float:
+        if one.harm == HARMS[0]:
+            return math.inf
+        points = 100 if one.harm == NOT_TRAINED else 10  # an image that is trained otherwise counts like 10% cropped
+        return points * one.count / max(len(analysis.images), 1) if one.before is one.after else _weight(one)
+
+    return max(recommendations, key=weight, default=None)
 
 
 def _about_settings(analysis: Analysis) -> list[Recommendation]:

@@ -44,7 +44,41 @@ def read(*arguments: object):
 
 def test_a_folder_in_which_nothing_can_be_read(tmp_path) -> None:
     (tmp_path / "broken.jpg").write_bytes(b"no image")
-    assert "none can be trained" in run(tmp_path).stdout
+    assert "Change first: files: 1 unreadable → repair or remove" in run(tmp_path).stdout
+
+
+def test_one_order_by_harm_for_analysis_doctor_and_page(tmp_path) -> None:
+    """What stops a training, what is not trained, what is trained otherwise than meant, and what is worth a look."""
+    make_pictures(tmp_path / "data", [(600, 400)] * 40 + [(400, 600)] * 40)
+    paths = sorted((tmp_path / "data").glob("*.png"))
+    turned = Image.Exif()
+    turned[274] = 6
+    for number, path in enumerate(paths):
+        path.with_suffix(".txt").write_bytes("a cat".encode("utf-16" if number == 7 else "utf-8"))
+        if number % 2:
+            Image.open(path).save(path, exif=turned)
+    paths[0].with_name("copy.png").write_bytes(paths[0].read_bytes())
+    (tmp_path / "data" / "copy.txt").write_text("a cat", encoding="utf-8")
+    (tmp_path / "data" / "broken.png").write_bytes(paths[0].read_bytes()[:20])
+    (tmp_path / "data" / "broken.txt").write_text("a cat", encoding="utf-8")
+    config = tmp_path / "c.toml"
+    table = {"image_dir": str(tmp_path / "data"), "caption_extension": ".txt"}
+    config.write_text(
+        "[general]\nenable_bucket = true\nresolution = 512\n[[datasets]]\n[[datasets.subsets]]\n"
+        + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
+    )
+    advice = [one for one in read("--config", config, "--hash")["recommendations"] if one["setting"] == "files"]
+    harms = ["stops training", "not trained", "harms training", "worth a look"]
+    assert [one["harm"] for one in advice] == harms
+    assert "1 caption file not in UTF-8" in advice[0]["current"]
+    head = next(line for line in run("--config", config).stdout.splitlines() if line.startswith("Change first"))
+    assert "1 caption file not in UTF-8" in head
+    run("--config", config, "--html", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert 0 < page.index("1 caption file not in UTF-8") < page.index("1 unreadable") < page.index("40 turned")
+    sections = json.loads(CliRunner().invoke(app, ["doctor", str(config), "--json"]).stdout)["sections"]
+    found = [one for one in sections[0]["findings"] if one["code"] in ("broken-caption", "left-out", "turned")]
+    assert [(one["code"], one["count"]) for one in found] == [("broken-caption", 1), ("left-out", 1), ("turned", 40)]
 
 
 def test_the_first_line_says_what_is_measured_for(folder) -> None:

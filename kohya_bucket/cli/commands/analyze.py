@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,9 +69,12 @@ def analyze(
     check_output("--list-bad", list_bad, "a list of paths", [*path, config, options.bucket_config, cache])
     from kohya_bucket.cli.subjects import Reading
     from kohya_bucket.reports.analysis import analyze as look_at
+    from kohya_bucket.trainers.door.captions import CODES
 
     reading = Reading(recursive, hash, cache, workers, quiet, engine_of(engine), decode)
     subjects, findings = _subjects(context, path, config, options, batch_size, arch, reading)
+    of_captions = [finding for finding in findings if subjects and finding.code in CODES]
+    subjects[:1] = [replace(subject, findings=of_captions) for subject in subjects[:1]]
     unused = [name for name, value in {"--hash": hash, "--cache": cache}.items() if value]
     if unused and any(subject.clips is not None for subject in subjects):
         say(f"{' and '.join(unused)}: for images alone; clips are not compared, and are read again each time", err=True)
@@ -90,8 +94,9 @@ def analyze(
     if config is None and analyses:
         console.print(measured_for(analyses[0]), soft_wrap=True)
     for finding in findings:
-        console.print(f"{finding.severity.value}: ", style="yellow", end="")
-        console.print(finding.text, soft_wrap=True)
+        if finding not in of_captions:
+            console.print(f"{finding.severity.value}: ", style="yellow", end="")
+            console.print(finding.text, soft_wrap=True)
     for analysis in analyses:
         print_analysis(analysis, console, _IN_TERMINAL, decoded=decode)
 

@@ -18,7 +18,7 @@ from kohya_bucket.texts import counted
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kohya_bucket.trainers.door.findings import Finding, Section
+    from kohya_bucket.trainers.door.findings import Section
 
 
 def doctor(
@@ -55,17 +55,15 @@ def doctor(
 
 def _urgency(section: Section) -> int:
     """What stops the training comes first, then what harms it; others stay in their order."""
-    return min(map(_rank, section.findings), default=len(STYLES))
+    from kohya_bucket.trainers.door.findings import HARMS
 
-
-def _rank(finding: Finding) -> int:
-    return [*STYLES].index(finding.severity.value)
+    return min((HARMS.index(finding.harm) for finding in section.findings), default=len(HARMS))
 
 
 def _print(console: Console, section: Section) -> None:
     console.print()
     console.print(section.title, style="bold", soft_wrap=True)
-    for finding in sorted(section.findings, key=_rank):
+    for finding in section.findings:
         console.print(f"  {finding.severity.value}: ", style=STYLES[finding.severity.value], end="")
         where = f"{finding.where}: " if finding.where else ""
         console.print(where + finding.message, soft_wrap=True)

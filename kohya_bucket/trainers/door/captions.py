@@ -18,6 +18,12 @@ from kohya_bucket.texts import counted, some, uncaptioned
 from kohya_bucket.trainers.door.file_names import without_junk
 from kohya_bucket.trainers.door.findings import Finding, Findings, Severity, fix_command
 
+CODES = {
+    "broken-caption", "caption-extension", "caption-lines", "caption-mark", "code-page", "missing-captions",
+    "unicode-form",
+}  # fmt: skip
+"""Of findings about captions, which are files to change."""
+
 
 def read_captions(files: Sequence[str], *, folders_stop: bool = True) -> tuple[list[str | None], dict[str, str]]:
     """The texts of N caption files, and {file: why} of those that trainers cannot read: "" of what is not UTF-8.

@@ -47,6 +47,19 @@ class Severity(enum.Enum):
     NOTE = "note"
 
 
+HARMS = ("stops training", "not trained", "harms training", "worth a look")
+"""What is wrong does this to a training, the worst first: the order of everything that is to be changed."""
+_STOPS, NOT_TRAINED, HARMFUL, MINOR = HARMS
+_NOT_TRAINED = {
+    "hidden-images", "left-out", "never-trained", "not-trained", "too-short", "undecodable", "unreadable-image",
+}  # fmt: skip
+
+
+def is_minor(count: int, total: int) -> bool:
+    """Whether so few of `total` hardly harm a training."""
+    return 100 * count < total
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that is wrong.
@@ -73,6 +86,13 @@ class Finding:
     def kind(self) -> tuple[object, ...]:
         """What findings that say the same of different places have in common. Of keys each of the first is a kind."""
         return self.severity, self.code, self.names if self.code in _OF_KEYS else ()
+
+    @property
+    def harm(self) -> str:
+        """One of `HARMS`."""
+        if self.severity is Severity.WARNING:
+            return NOT_TRAINED if self.code in _NOT_TRAINED else HARMFUL
+        return _STOPS if self.severity is Severity.ERROR else MINOR
 
     @property
     def stops_alone(self) -> bool:
@@ -124,7 +144,7 @@ class Findings:
     def of_share(self, code: str, where: str, message: str, remedy: str, names: Iterable[str], total: int) -> None:
         """Add what spoils the training of these of `total`: below one in a hundred it is a note."""
         named = tuple(names)
-        severity = Severity.NOTE if 100 * len(named) < total else Severity.WARNING
+        severity = Severity.NOTE if is_minor(len(named), total) else Severity.WARNING
         self._add(severity, code, where, message, remedy, named)
 
     def _add(self, severity: Severity, code: str, where: str, message: str, remedy: str, names: Iterable[str]) -> None:
@@ -135,7 +155,7 @@ class Findings:
         self._items += others
 
     def __iter__(self) -> Iterator[Finding]:
-        """The worst first; of one severity those of a kind together, in the order in which they were made."""
+        """The worst first; of one harm those of a kind together, in the order in which they were made."""
         kinds: dict[tuple[object, ...], list[Finding]] = {}
         keys: Counter[tuple[object, ...]] = Counter()
         for finding in dict.fromkeys(self._items):
@@ -143,7 +163,7 @@ class Findings:
             keys[of_any_key] += kind not in kinds
             kinds.setdefault(kind if kind in kinds or keys[of_any_key] <= _KEYS else of_any_key, []).append(finding)
         shown = chain.from_iterable(map(_bounded, kinds.values()))
-        return iter(sorted(shown, key=lambda f: list(Severity).index(f.severity)))
+        return iter(sorted(shown, key=lambda finding: HARMS.index(finding.harm)))
 
     def __len__(self) -> int:
         return len(self._items)

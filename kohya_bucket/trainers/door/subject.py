@@ -278,6 +278,7 @@ class Subject:
         focus: [N, 4] what each image's crop keeps, see `buckets/focus.py`; None: all crops are in the middle.
         options: what decides the batches of an epoch, beside `batch_size`.
         epoch: the epoch that trains them; None: one of theirs alone.
+        findings: what is wrong with what lies beside the images.
     """
 
     name: str
@@ -290,6 +291,7 @@ class Subject:
     focus: FloatArray | None = None
     options: AdapterOptions = field(default_factory=AdapterOptions)
     epoch: Epoch | None = None
+    findings: Sequence[Finding] = ()
 
     @property
     def model(self) -> str:

@@ -49,7 +49,7 @@ def not_finite(file: BinaryIO) -> str:
             file.seek(8 + length + start)
             for at in range(start, end, _PIECE):
                 if not _is_finite(file.read(min(_PIECE, end - at)), kind):
-                    return name
+                    return str(name)
     return ""
 
 

@@ -21,13 +21,13 @@ function advice(view) {
     h("p", { class: "soft" }, "Each line was measured by placing these images again with that one change."),
     h("ul", { class: "advice" }, view.data.advice.map((a) => h("li", {},
       a.setting === "files" ? aboutFiles(view, a) : h("div", { class: "change" }, h("code", {}, a.setting), h("div", {}, `${a.current} → `, h("b", {}, a.proposed))),
-      h("div", {}, h("div", {}, `${a.why}.`),
+      h("div", {}, a.why ? h("div", {}, `${a.why}.`) : null,
         a.gain ? h("div", { class: "effect good" }, `Gain: ${a.gain}`) : null,
         a.cost ? h("div", { class: "effect warn" }, `Cost: ${a.cost}`) : null)))));
 }
 
 /* A problem of the files themselves: how bad it is, what to do, and where they are listed. */
-const TAGS = { "not trained": "bad", "harms training": "warn" };
+const TAGS = { "stops training": "bad", "not trained": "bad", "harms training": "warn" };
 function aboutFiles(view, a) {
   const list = view.data.lists.find((one) => one.key === a.listed && one.count);
   return h("div", { class: "change" }, h("b", {}, a.current), " ", h("span", { class: `tag ${TAGS[a.harm] || "soft"}` }, a.harm), h("div", {}, `${a.proposed[0].toUpperCase()}${a.proposed.slice(1)}`),
