@@ -93,6 +93,9 @@ def as_text(reasons: Iterable[StaleReason]) -> str:
     return "; ".join(map(str, reasons))
 
 
+Identity = tuple[int, int, str]
+"""What a file is known by: bytes, modification time in ns, and hash of its content ("" where it is not asked for)."""
+
 NOTE = "kohya_bucket_fingerprint"
 """The key of a fingerprint in a trainer's own cache files."""
 
@@ -130,6 +133,11 @@ class Fingerprint:
     kind: str = "latents"
     flip: bool = False
     mask: bool = False
+
+    @property
+    def source(self) -> Identity:
+        """What the image file was known by."""
+        return self.source_bytes, self.source_mtime_ns, self.source_hash
 
     @classmethod
     def from_json(cls, stated: dict[str, Any]) -> Fingerprint:
@@ -263,22 +271,7 @@ def why_stale(
     different = why_different(vars(stored), vars(wanted), ignoring=ignoring)
     if Stale.SOURCE in ignoring or wanted.kind == "text":
         return different
-    names = ("source_bytes", "source_mtime_ns", "source_hash")
-    stored_file, file = ({name: np.array([getattr(item, name)]) for name in names} for item in (stored, wanted))
-
-    def hash_of(_: int) -> str:
-        if wanted.source_hash or source is None:
-            return wanted.source_hash
-        with reading(source):
-            return hash_file(os.fspath(source))
-
-    (change,) = source_changes(stored_file, file, hash_of, always=bool(wanted.source_hash)).tolist()
-    texts = {
-        _LENGTH: f"{stored.source_bytes} -> {wanted.source_bytes} bytes",
-        _CONTENT: "its content hash differs",
-        _TIME: "its modification time differs",
-    }
-    return [StaleReason(Stale.SOURCE, texts[change]), *different] if change else different
+    return why_other_source(stored.source, wanted.source, source) + different
 
 
 def why_different(stored: Columns, wanted: Columns, *, ignoring: Collection[Stale] = ()) -> list[StaleReason]:
@@ -293,10 +286,6 @@ def why_different(stored: Columns, wanted: Columns, *, ignoring: Collection[Stal
 
 def _text(value: object) -> str:
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-Identity = tuple[int, int, str]
-"""What a file is known by: bytes, modification time in ns, and hash of its content ("" where it is not asked for)."""
 
 
 def source_identity(path: str | os.PathLike[str], *, content: bool = False) -> Identity:
@@ -358,8 +347,22 @@ def _stamps_in(folder: str) -> Iterator[Stamp]:
 
 def why_other_source(stored: Identity, now: Identity, path: Path | None) -> list[StaleReason]:
     """Why a file is not the one that something was made from; `path` is read where only its hash can tell."""
-    then_made, now_made = (Fingerprint(*one, "", (1, 1), (1, 1), (0, 0), "", "") for one in (stored, now))
-    return why_stale(then_made, now_made, path)
+    names = ("source_bytes", "source_mtime_ns", "source_hash")
+    then, file = ({name: np.array([value]) for name, value in zip(names, one, strict=True)} for one in (stored, now))
+
+    def hash_of(_: int) -> str:
+        if now[2] or path is None:
+            return now[2]
+        with reading(path):
+            return hash_file(os.fspath(path))
+
+    (change,) = source_changes(then, file, hash_of, always=bool(now[2])).tolist()
+    texts = {
+        _LENGTH: f"{stored[0]} -> {now[0]} bytes",
+        _CONTENT: "its content hash differs",
+        _TIME: "its modification time differs",
+    }
+    return [StaleReason(Stale.SOURCE, texts[change])] if change else []
 
 
 _SAMPLES = 1024

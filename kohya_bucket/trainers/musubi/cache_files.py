@@ -151,18 +151,13 @@ class Note:
             fingerprint = Fingerprint.from_json(said["fingerprint"]) if latents else None
             rest = [(int(nbytes), int(time), str(sha)) for nbytes, time, sha in said["further" if latents else "seen"]]
             return cls(
-                rest if fingerprint is None else [identity_in(fingerprint), *rest],
+                rest if fingerprint is None else [fingerprint.source, *rest],
                 {str(name): str(value) for name, value in said["made_by"].items()},
                 dict(said["settings"] if latents else said.get("settings", {})),
                 [(int(first), int(frames)) for first, frames in said.get("clips", [])],
                 fingerprint,
             )
         return None
-
-
-def identity_in(fingerprint: Fingerprint) -> Identity:
-    """The file that a fingerprint is of."""
-    return fingerprint.source_bytes, fingerprint.source_mtime_ns, fingerprint.source_hash
 
 
 # They decide where and how fast something is made, or what is done besides.

@@ -43,7 +43,6 @@ from kohya_bucket.trainers.musubi.cache_files import (
     Note,
     Settings,
     TensorFile,
-    identity_in,
     read_tensor_file,
     why_made_otherwise,
 )
@@ -258,7 +257,7 @@ class Caches:
         stored = note.fingerprint
         if min(bucket) < 1:
             return [_other_bucket(stored.bucket_size, bucket)]
-        wanted = fingerprint_of(identity_in(stored), name.size, cropped_to, stored.vae, stored.dtype, focus)
+        wanted = fingerprint_of(stored.source, name.size, cropped_to, stored.vae, stored.dtype, focus)
         reasons = why_changed(source.files, note.files, self._occasion)
         reasons += why_stale(stored, wanted, ignoring=(Stale.SOURCE, Stale.DTYPE, Stale.VAE))
         reasons += _why_set_otherwise(_IMPLIED_DEFAULTS | note.settings, self.settings_of(source, text=False))
