@@ -10,6 +10,7 @@ import pytest
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.sampler import PlanSampler
+from kohya_bucket.trainers.sdscripts.door import DOOR
 from kohya_bucket.trainers.sdscripts.seams import _prepare_accelerator
 from tests.command_line import command_line
 from tests.pictures import make_pictures
@@ -66,3 +67,30 @@ def test_loader_settings(tmp_path: Path, command_line: Any, settings: dict[str, 
     with pytest.raises(ConfigError) as raised:
         _prepare_accelerator(SimpleNamespace(), SimpleNamespace(**settings))  # type: ignore[arg-type]
     assert str(raised.value) == said
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"remainder": "pda"}, {"ordr": "runs"}, {"order": "local"}, {"max_pixels": 0}, {"model": "wan"},
+        {"latent_cache_dir": "x"}, {"resolutions": [512, 512]}, {"max_crop": 2}, {"largest_first": 3},
+        {"resolutions": [512, 768], "resolution_weights": [1]},
+        {"order": "local", "latent_cache": "shards", "open_shards": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options(tmp_path: Path, command_line: Any, capfd: pytest.CaptureFixture[str], options: dict[str, Any]) -> None:
+    make_pictures(tmp_path / "data", [(256, 256)] * 2, "a caption")
+    table = "".join(f"{key} = {json.dumps(value)}\n" for key, value in options.items())
+    config = tmp_path / "c.toml"
+    config.write_text(
+        f"[kohya_bucket]\n{table}[[datasets]]\nresolution = 256\n"
+        f"[[datasets.subsets]]\nimage_dir = '{(tmp_path / 'data').as_posix()}'\ncaption_extension = '.txt'\n",
+        encoding="utf-8",
+    )
+    said = stops_of(command_line, config)
+    capfd.readouterr()
+    with pytest.raises(SystemExit):
+        DOOR.read_options({"kohya_bucket": options}, SimpleNamespace(f_locals={}))  # type: ignore[arg-type]
+    assert said
+    assert capfd.readouterr().err == f"kohya_bucket: {'; '.join(f'dataset config: {one}' for one in said)}\n"
