@@ -33,6 +33,16 @@ def for_chunks(n: int, work: Callable[[int, int], None]) -> None:
         list(pool.map(stripe, range(threads)))
 
 
+def pair_keys(first: npt.NDArray[np.integer], second: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    """[N] one number for each pair, which sorts as the pairs do: numpy is many times faster with those."""
+    return first.astype(np.int64) << 32 | second
+
+
+def pairs_of(keys: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """([N], [N]): what `pair_keys` made numbers of."""
+    return (keys >> 32).astype(np.int32), (keys & 0xFFFFFFFF).astype(np.int32)
+
+
 def runs(lengths: npt.NDArray[np.integer], start: int | npt.NDArray[np.integer] = 0) -> npt.NDArray[np.int64]:
     """start, start + 1, ... for each run of these lengths, one run after another: [sum of lengths].
 

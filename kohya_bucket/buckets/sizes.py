@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.buckets.arrays import pair_keys, pairs_of
 from kohya_bucket.checks import array_of
 from kohya_bucket.errors import BucketSettingsError, KohyaBucketError
 
@@ -20,14 +21,13 @@ _MAX_RESOLUTION = 1_000_000
 
 
 def size_keys(sizes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """[N] one number for each size, which sorts as (width, height) does: numpy is many times faster with those."""
-    keys: npt.NDArray[np.int64] = sizes[:, 0].astype(np.int64) << 32 | sizes[:, 1]
-    return keys
+    """[N] `pair_keys` of (width, height)."""
+    return pair_keys(sizes[:, 0], sizes[:, 1])
 
 
 def sizes_of_keys(keys: npt.NDArray[np.int64]) -> IntArray:
     """[N, 2] int32: the sizes that `size_keys` made numbers of."""
-    return np.stack([keys >> 32, keys & 0xFFFFFFFF], axis=1).astype(np.int32)
+    return np.stack(pairs_of(keys), axis=1)
 
 
 def as_pair(row: Any) -> tuple[int, int]:

@@ -138,48 +138,55 @@ class MetadataCache:
         """
         hash = as_flag("hash", hash)
         how: dict[str, Any] = {"workers": workers, "engine": engine}
-        listed = absolute_paths(self.paths if paths is None else paths)
         # Times are taken before headers are read: a file that changes in between is read again next time.
+        listed, times = self._times_of(paths, how)
+        texts = TextColumn.from_texts(listed)
+        old_rows = np.arange(len(listed)) if texts == self.paths else self.paths.find(texts)  # -1: a new path
+        reused = self._unchanged(old_rows, times)
+        interrupted: ScanInterrupted | None = None
+        try:
+            scan = read_sizes([listed[i] for i in np.flatnonzero(~reused).tolist()], **how, progress=progress)
+        except ScanInterrupted as interrupt:
+            scan, interrupted = interrupt.scan, interrupt
+        cache = self._merged(texts, times, reused, old_rows[reused], scan)
+        n_reused, added = int(reused.sum()), int((old_rows < 0).sum())
+        dropped = len(self) - len(np.unique(old_rows[old_rows >= 0]))
+        changes = Changes(n_reused, len(cache) - n_reused - added, added, dropped, len(cache.reasons))
+        hashes = np.zeros(len(cache), f"S{HASH_LENGTH}") if hash and cache.hashes is None else cache.hashes
+        cache = replace(cache, changes=changes, hashes=hashes)
+        if interrupted is not None:
+            reused[~reused] = scan.read
+            interrupted.cache = cache.where(reused)
+            raise interrupted
+        return cache if hashes is None else cache._with_hashes(hashes, **how, progress=progress)
+
+    def _times_of(self, paths: Iterable[str | os.PathLike[str]] | None, how: dict[str, Any]) -> tuple[list[str], Any]:
+        """Absolute paths, and the time and length of each; None: of this cache's files, those that still exist."""
+        listed = absolute_paths(self.paths if paths is None else paths)
         stat = Job(STAT, listed, **how)
         try:
             stat.run()
         except KeyboardInterrupt:
             raise ScanInterrupted(SizeScan.unread(listed)) from None
-        times = stat.rows
-        if paths is None:  # a file that cannot be looked at now may still exist
-            kept = [i for i in range(len(listed)) if stat.failures.get(i) not in ABSENT]
-            listed, times = [listed[i] for i in kept], times[kept]
-        texts, n = TextColumn.from_texts(listed), len(listed)
-        # Each path's old row, -1 for a new path; rows of unchanged files are reused, the others read.
-        same_paths = texts == self.paths
-        old_rows = np.arange(n) if same_paths else self.paths.find(texts)
-        reused = self._unchanged(old_rows, times)
-        stale = np.flatnonzero(~reused)
-        interrupted: ScanInterrupted | None = None
-        try:
-            scan = read_sizes([listed[i] for i in stale.tolist()], **how, progress=progress)
-        except ScanInterrupted as interrupt:
-            scan, interrupted = interrupt.scan, interrupt
+        if paths is not None:
+            return listed, stat.rows
+        kept = [i for i in range(len(listed)) if stat.failures.get(i) not in ABSENT]  # not: those that are away now
+        return [listed[i] for i in kept], stat.rows[kept]
+
+    def _merged(
+        self, paths: TextColumn, times: Any, reused: npt.NDArray[np.bool_], rows: npt.NDArray[np.int64], scan: SizeScan
+    ) -> MetadataCache:
+        """N paths: these `rows` of this cache where they are `reused`, [N] bool, and those of a scan elsewhere."""
         columns: dict[str, Any] = {"mtime_ns": times["mtime_ns"], "bytes": times["bytes"]}
         for name in ("sizes", "formats", "orientation"):
-            old, new = getattr(self, name), getattr(scan, name)
-            columns[name] = np.empty((n, *new.shape[1:]), new.dtype)
-            columns[name][reused], columns[name][stale] = old[old_rows[reused]], new
-        # A cache that has hashes keeps them: those of unchanged files; those of the others are computed last.
-        hashes = np.zeros(n, dtype=f"S{HASH_LENGTH}") if hash or self.hashes is not None else None
-        if hashes is not None and self.hashes is not None:
-            hashes[reused] = self.hashes[old_rows[reused]]
-        n_reused, added = int(reused.sum()), int((old_rows < 0).sum())
-        dropped = 0 if same_paths else len(self) - len(np.unique(old_rows[old_rows >= 0]))
-        reasons = {int(stale[i]): reason for i, _, reason in scan.failures}
-        changes = Changes(n_reused, n - n_reused - added, added, dropped, len(scan.failures))
-        cache = replace(self, paths=texts, hashes=hashes, reasons=reasons, changes=changes, **columns)
-        if interrupted is not None:
-            finished = reused.copy()
-            finished[stale[scan.read]] = True
-            interrupted.cache = cache.where(finished)
-            raise interrupted
-        return cache if hashes is None else cache._with_hashes(hashes, **how, progress=progress)
+            new = getattr(scan, name)
+            columns[name] = np.empty((len(paths), *new.shape[1:]), new.dtype)
+            columns[name][reused], columns[name][~reused] = getattr(self, name)[rows], new
+        if self.hashes is not None:  # those of the other files are computed last
+            columns["hashes"] = np.zeros(len(paths), self.hashes.dtype)
+            columns["hashes"][reused] = self.hashes[rows]
+        stale = np.flatnonzero(~reused)
+        return replace(self, paths=paths, reasons={int(stale[i]): why for i, _, why in scan.failures}, **columns)
 
     def _unchanged(self, rows: npt.NDArray[np.int64], times: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """[M] whether the rows here (-1: none) hold for the files of which `times` has the time and length."""

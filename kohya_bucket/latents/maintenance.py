@@ -24,7 +24,7 @@ from kohya_bucket.images.listing import file_key, list_images
 from kohya_bucket.images.origins import Origins
 from kohya_bucket.latents.fingerprint import source_changes, stamps_shared
 from kohya_bucket.latents.store.contents import manifest_of, self_described
-from kohya_bucket.latents.store.entries import WORDS
+from kohya_bucket.latents.store.entries import SEQUENCE, WORDS
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, paths_of, remedy
 from kohya_bucket.latents.store.storage import StorePath
@@ -230,7 +230,7 @@ def copy_items(store: LatentStore, items: Sequence[int], writer: StoreWriter) ->
 
     Those that can share a shard come together, so that memory holds one shard, and not one of each bucket.
     """
-    numbers = store.column("written_ns")
+    numbers = store.column(SEQUENCE)
     kinds = np.column_stack([store.words(n)[1] if n in WORDS else store.column(n) for n in OF_A_SHARD])
     at = np.asarray(items, dtype=np.int64)
     at = at[np.lexsort(kinds[at].T)]
@@ -335,7 +335,7 @@ def pack(
 
 def _keys(store: LatentStore) -> Iterator[tuple[str, str, str | None, int]]:
     texts = (store.strings(name) for name in ("collection", "source", "caption"))
-    return zip(*texts, store.column("written_ns").tolist(), strict=True)
+    return zip(*texts, store.column(SEQUENCE).tolist(), strict=True)
 
 
 def _items_by_shard(store: LatentStore) -> dict[str, list[int]]:

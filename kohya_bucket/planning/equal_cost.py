@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.arrays import runs
 from kohya_bucket.planning.batches import BatchLayout, split_batches
-from kohya_bucket.planning.plan import MixedSteps
+from kohya_bucket.planning.plan import MixedSteps, mixed_row
 
 Counts = npt.NDArray[np.int64]
 
@@ -30,9 +30,11 @@ class EqualCost:
     mixed: MixedSteps
 
     def numbered(self, steps: npt.NDArray[np.intp]) -> npt.NDArray[np.int32]:
-        """The bucket of each of these steps, -1 - m of the mixed one in row m."""
+        """`bucket_of_step` of these steps."""
         bucket, last = self.layout.bucket[steps], len(self.layout.per_bucket) - 1
-        return np.where(bucket == last, -1 - self.layout.turn[steps], bucket).astype(np.int32) if self.mixed else bucket
+        if not self.mixed:
+            return bucket
+        return np.where(bucket == last, mixed_row(self.layout.turn[steps]), bucket).astype(np.int32)
 
 
 def step_count(counts: Counts, global_batch: Counts, world_size: int) -> int:

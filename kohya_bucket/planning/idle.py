@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.planning.plan import EpochPlan, item_costs, rank_costs
+from kohya_bucket.planning.plan import EpochPlan, item_costs, mixed_row, rank_costs
 
 Costs = npt.NDArray[np.float64]
 
@@ -38,7 +38,7 @@ def lost_share(costs: npt.ArrayLike, trained: float) -> float:
 def trained_cost(plan: EpochPlan) -> float:
     """Cost of what a plan trains, without the repeats that fill ranks."""
     each, one = item_costs(plan), plan.bucket_of_step >= 0
-    rows = -1 - plan.bucket_of_step[~one]
+    rows = mixed_row(plan.bucket_of_step[~one])
     mixed = plan.mixed.length[rows] * each[plan.mixed.bucket[rows]]
     return float((plan.length[one] * each[plan.bucket_of_step[one]]).sum()) + float(mixed.sum())
 

@@ -23,6 +23,11 @@ def _none() -> npt.NDArray[np.int32]:
     return np.zeros((0, 1), dtype=np.int32)
 
 
+def mixed_row(of_step: Any) -> Any:
+    """The row in `MixedSteps` of what `bucket_of_step` holds for a mixed step, and the other way round: -1 is row 0."""
+    return -1 - of_step
+
+
 @dataclass(frozen=True, eq=False)
 class MixedSteps:
     """M steps of W ranks each; the images of a step stand rank after rank.
@@ -102,7 +107,7 @@ class EpochPlan:
         images: N, images in the dataset.
         asked: trainings asked of the epoch.
         items: [T] int32 image numbers.
-        start: [S] int64, length: [S] int32, bucket_of_step: [S] int32; -1 - m of a mixed step, row m of `mixed`.
+        start: [S] int64, length: [S] int32, bucket_of_step: [S] int32; `mixed_row` of a mixed step.
         moves: some images are trained in another bucket than the one they were given (`merge`, `catch_all`),
             or are given several: the bucket has to be taken from the step.
         first_step: step of the epoch that step 0 of this plan is: 0, or the steps done before a resume.
@@ -179,14 +184,14 @@ class EpochPlan:
     def bucket(self, step: int, rank: int) -> int:
         """The bucket that a rank trains in a step."""
         k = int(self.bucket_of_step[step])
-        return k if k >= 0 else int(self.mixed.bucket[-1 - k, rank])
+        return k if k >= 0 else int(self.mixed.bucket[mixed_row(k), rank])
 
     def rank_buckets(self, rank: int) -> npt.NDArray[np.int32]:
         """[S] the bucket that a rank trains in each step."""
         self._check_rank(rank)
         buckets: npt.NDArray[np.int32] = self.bucket_of_step.copy()
         at = np.flatnonzero(buckets < 0)
-        buckets[at] = self.mixed.bucket[-1 - buckets[at], rank % self.mixed.bucket.shape[1]]
+        buckets[at] = self.mixed.bucket[mixed_row(buckets[at]), rank % self.mixed.bucket.shape[1]]
         return buckets
 
     def rank_lengths(self, rank: int) -> npt.NDArray[np.int64]:
@@ -228,7 +233,7 @@ class EpochPlan:
     def unequal_steps(self) -> int:
         """Steps in which `loss_scale` is not 1 on every rank."""
         one = self.bucket_of_step >= 0
-        mixed = self.mixed.unequal[-1 - self.bucket_of_step[~one]]
+        mixed = self.mixed.unequal[mixed_row(self.bucket_of_step[~one])]
         n = self.length[one]
         # Where a few images fill all ranks, each as often as the others, they weigh the same.
         unequal = np.where(n < self.world_size, self.world_size % np.maximum(n, 1), n % self.world_size)
@@ -298,7 +303,7 @@ class EpochPlan:
         spare = runs(extra) % np.repeat(held, extra)
         bucket = np.repeat(self.bucket_of_step[short], extra)
         several = np.flatnonzero(bucket < 0)  # there, each rank has one image or none
-        bucket[several] = self.mixed.bucket[-1 - bucket[several], spare[several]]
+        bucket[several] = self.mixed.bucket[mixed_row(bucket[several]), spare[several]]
         items = self.items[np.repeat(self.start[short], extra) + spare]
         return ledger_rows(items, bucket, bucket, 1, LedgerReason.RANK_FILLED)
 
@@ -313,7 +318,7 @@ class EpochPlan:
 
     def _share(self, step: int, rank: int, n: int) -> tuple[int, int]:
         """(where in a step of n images a rank's begin, how many it trains)."""
-        row = -1 - int(self.bucket_of_step[step])
+        row = mixed_row(int(self.bucket_of_step[step]))
         if row >= 0:
             return int(self.mixed.offset[row, rank]), int(self.mixed.images[row, rank])
         share, more = divmod(n, self.world_size)
@@ -327,7 +332,7 @@ class EpochPlan:
         images = np.maximum(share + (rank < more), 1)
         if len(self.mixed):
             at = np.flatnonzero(self.bucket_of_step[steps] < 0)
-            rows = -1 - self.bucket_of_step[steps][at]
+            rows = mixed_row(self.bucket_of_step[steps][at])
             offset[at], images[at] = self.mixed.offset[rows, rank], self.mixed.images[rows, rank]
         return self.start[steps] + offset, images
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.arrays import runs
+from kohya_bucket.buckets.arrays import pair_keys, pairs_of, runs
 from kohya_bucket.checks import integer, whole
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.batch_sizes import as_global_batch, count_buckets, one_or_all, per_rank_batches
@@ -19,7 +19,7 @@ from kohya_bucket.planning.equal_cost import step_count
 from kohya_bucket.planning.fingerprint import fingerprint_of
 from kohya_bucket.planning.ledger import LedgerReason, Rows, ledger_rows
 from kohya_bucket.planning.options import PlanOptions, known_options
-from kohya_bucket.planning.plan import EpochPlan
+from kohya_bucket.planning.plan import EpochPlan, mixed_row
 from kohya_bucket.planning.stages import BEGUN_WITH, Draft, begun_with, costliest_first, planned, settled
 
 if TYPE_CHECKING:
@@ -276,30 +276,30 @@ def untrained(plan: EpochPlan, n_buckets: int, changes: Rows) -> Demand:
 
     `changes` are what the remainder policy changed when the epoch was planned.
     """
-    bucket = np.repeat(plan.bucket_of_step.astype(np.int64), plan.length)
+    bucket = np.repeat(plan.bucket_of_step, plan.length)
     mixed = plan.bucket_of_step < 0
-    rows = -1 - plan.bucket_of_step[mixed]
+    rows = mixed_row(plan.bucket_of_step[mixed])
     bucket[np.repeat(mixed, plan.length)] = np.repeat(plan.mixed.bucket[rows].ravel(), plan.mixed.length[rows].ravel())
-    items = plan.items[runs(plan.length, plan.start)]
-    keys, times = np.unique(_sent_home(bucket << 32 | items, changes), return_counts=True)
-    image, in_bucket = (keys & 0xFFFFFFFF).astype(np.int32), smallest_ids(keys >> 32, n_buckets)
-    return Demand(image, in_bucket, times.astype(np.int64), n_buckets)
+    trainings = pair_keys(bucket, plan.items[runs(plan.length, plan.start)])
+    pairs, times = np.unique(_sent_home(trainings, changes), return_counts=True)
+    in_bucket, image = pairs_of(pairs)
+    return Demand(image, smallest_ids(in_bucket, n_buckets), times.astype(np.int64), n_buckets)
 
 
-def _sent_home(keys: npt.NDArray[np.int64], rows: Rows) -> npt.NDArray[np.int64]:
-    """(bucket << 32 | image) of trainings, where each that the remainder policy moved has its own bucket again."""
+def _sent_home(trainings: npt.NDArray[np.int64], rows: Rows) -> npt.NDArray[np.int64]:
+    """[T] `pair_keys` of (bucket, image), where each that the remainder policy moved has its own bucket again."""
     moved = rows[rows["delta"] == 0]
-    if len(moved) == 0 or len(keys) == 0:
-        return keys
-    keys = np.sort(keys)
-    away, home = (moved[name].astype(np.int64) << 32 | moved["image"] for name in ("to_bucket", "bucket"))
+    if len(moved) == 0 or len(trainings) == 0:
+        return trainings
+    trainings = np.sort(trainings)
+    away, home = (pair_keys(moved[name], moved["image"]) for name in ("to_bucket", "bucket"))
     order = np.argsort(away, kind="stable")
     away, home = away[order], home[order]
-    # Of equal keys the first move takes the first, the second the next; moves that are trained already find none.
-    place = np.searchsorted(keys, away) + np.arange(len(away)) - np.searchsorted(away, away)
-    found = (place < len(keys)) & (keys[np.minimum(place, len(keys) - 1)] == away)
-    keys[place[found]] = home[found]
-    return keys
+    # Of equal trainings the first move takes the first, the second the next; moves that are trained already find none.
+    place = np.searchsorted(trainings, away) + np.arange(len(away)) - np.searchsorted(away, away)
+    found = (place < len(trainings)) & (trainings[np.minimum(place, len(trainings) - 1)] == away)
+    trainings[place[found]] = home[found]
+    return trainings
 
 
 def never_full(planner: EpochPlanner) -> npt.NDArray[np.intp]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from kohya_bucket._version import __version__
 from kohya_bucket.buckets import Reason
+from kohya_bucket.buckets.sizes import size_keys
 from kohya_bucket.reports.analysis import FEW, Analysis
 from kohya_bucket.reports.compare import trained_on
 from kohya_bucket.reports.one_file import SHARED_SCRIPTS, markup_safe, one_file
@@ -49,8 +50,9 @@ def size_scatter(analysis: Analysis) -> list[list[float]]:
     loss = np.where(analysis.placement.placed, analysis.placement.crop_loss, np.nan)[readable]
     cells, resolution = sizes, 96.0
     while True:
-        keys = cells[:, 0] << 32 | cells[:, 1]
-        _, first, inverse, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+        _, first, inverse, counts = np.unique(
+            size_keys(cells), return_index=True, return_inverse=True, return_counts=True
+        )
         if len(counts) <= _MOST_POINTS:
             break
         cells = np.rint(np.log2(sizes) * resolution).astype(np.int64)

@@ -1,7 +1,7 @@
 """What a store's folder holds: the rows of its items, its shards, and what is unusable.
 
 The manifest is only an index: every shard describes its own rows. Of two rows with one key the one with the greater
-`written_ns` counts, see docs/latent-format.md; if writers that commit at the same instant take the same number, the
+`SEQUENCE` counts, see docs/latent-format.md; if writers that commit at the same instant take the same number, the
 shard whose name sorts last.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.images.arrow_files import arrow_of, numpy_of
 from kohya_bucket.latents.space import LatentSpace
-from kohya_bucket.latents.store.entries import ItemTable, arrow, check_rows, decode, narrowed, schema
+from kohya_bucket.latents.store.entries import SEQUENCE, ItemTable, arrow, check_rows, decode, narrowed, schema
 from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.shards import ENTRIES, ShardInfo, read_header, stated_arrays
 from kohya_bucket.latents.store.storage import RemotePath, StorePath, second_look
@@ -187,7 +187,7 @@ def _not_replaced(table: Any, rows: Any) -> Any:
         row = candidates.in_collection(collection)
         at = items.find(candidates.table["source"].take(arrow_of(row)).to_pylist(), collection)
         row, at = row[at >= 0], at[at >= 0]
-        keep[row] = candidates.column("written_ns")[row] > items.column("written_ns")[at]
+        keep[row] = candidates.column(SEQUENCE)[row] > items.column(SEQUENCE)[at]
     return rows.take(arrow_of(np.flatnonzero(keep)))
 
 
@@ -278,12 +278,12 @@ def _newest_in_order(parts: list[dict[str, bytes]], shards: Shards) -> Any:
     pa, pc, _ = arrow()
     parts = parts or [_packed(schema().empty_table())]
     # Sort by key, then by number: the last row of each run of equal keys is the one that counts.
-    keys = {name: _unpacked(parts, name) for name in ("source", "collection", "written_ns", "shard", "row")}
+    keys = {name: _unpacked(parts, name) for name in ("source", "collection", SEQUENCE, "shard", "row")}
     codes = {name: numpy_of(keys[name].indices) for name in ("collection", "shard")}
     words = {name: np.array(keys[name].dictionary.to_pylist(), dtype=object) for name in codes}
     ranks = {name: np.unique(words[name], return_inverse=True)[1].astype(np.int32)[codes[name]] for name in codes}
     sortable = pa.table(keys | {name: arrow_of(rank) for name, rank in ranks.items()})
-    by = ("collection", "source", "written_ns", "shard", "row")
+    by = ("collection", "source", SEQUENCE, "shard", "row")
     at = numpy_of(pc.sort_indices(sortable, sort_keys=[(name, "ascending") for name in by]))
     # Rows of other shards do not count.
     at = at[np.array([name in shards for name in words["shard"]], dtype=bool)[codes["shard"][at]]]
@@ -345,4 +345,4 @@ class SequenceNumbers:
 
     def _count(self, table: object) -> None:
         _, pc, _ = arrow()
-        self._greatest = max(self._greatest, pc.max(table["written_ns"]).as_py() or 0)  # type: ignore[index]
+        self._greatest = max(self._greatest, pc.max(table[SEQUENCE]).as_py() or 0)  # type: ignore[index]

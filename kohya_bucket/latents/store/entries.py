@@ -32,6 +32,8 @@ NUMBER_COLUMNS = {
 """The columns of attributes that consist of several numbers."""
 OPAQUE, WITHOUT_MASKS = -1, -2
 """In `mask_row`, in place of a row: an image that needs no mask, and an item that was stored without."""
+SEQUENCE = "written_ns"
+"""The column of `SequenceNumbers`: of two rows with one key the greater counts. It is no time."""
 FORMAT = "kohya_bucket.latents"
 VERSION = 1
 
@@ -95,7 +97,7 @@ def schema() -> Any:
         ("ltrb_left", pa.float64()), ("ltrb_top", pa.float64()),
         ("ltrb_right", pa.float64()), ("ltrb_bottom", pa.float64()),
         ("caption", text),
-        ("written_ns", pa.int64()), ("shard", words), ("row", pa.int32()), ("mask_row", pa.int32()),
+        (SEQUENCE, pa.int64()), ("shard", words), ("row", pa.int32()), ("mask_row", pa.int32()),
         ("crc_plain", pa.uint32()), ("crc_flipped", pa.uint32()), ("crc_mask", pa.uint32()),
     ]  # fmt: skip
     return pa.schema(fields)
@@ -289,13 +291,13 @@ def check_rows(table: Any, shards: Mapping[str, ShardInfo]) -> None:
     kind = _codes(table, "kind", KINDS)
     _refuse(kind < 0, kind, "kind")
     texts = kind == KINDS.index("text")
-    names = (*_POSITIVE, *_PLACES, "written_ns", "row", "mask_row")
+    names = (*_POSITIVE, *_PLACES, SEQUENCE, "row", "mask_row")
     numbers = {name: numpy_of(table[name]) for name in names}
     for name in _POSITIVE:
         _refuse(np.where(texts, numbers[name] != 0, numbers[name] < 1), numbers[name], name)
     for name in _PLACES:
         _refuse(texts & (numbers[name] != 0), numbers[name], name)
-    _refuse((numbers["written_ns"] < 0) | (numbers["written_ns"] > MOST_NUMBER), numbers["written_ns"], "written_ns")
+    _refuse((numbers[SEQUENCE] < 0) | (numbers[SEQUENCE] > MOST_NUMBER), numbers[SEQUENCE], SEQUENCE)
     for side in SIDES:
         values = numpy_of(table[f"ltrb_{side}"])
         _refuse(~np.isfinite(values) | (texts & (values != 0)), values, f"ltrb_{side}")

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from kohya_bucket.latents.store.contents import Assigned, SequenceNumbers
 from kohya_bucket.latents.store.entries import (
     FORMAT,
     OPAQUE,
+    SEQUENCE,
     WITHOUT_MASKS,
     Columns,
     StoreEntry,
@@ -50,6 +51,7 @@ _TEXT_SPACE = LatentSpace(values="text", downsample_factor=1)
 class _Pending:
     """Rows that wait to be written as one shard, and what they have in common."""
 
+    content: Callable[[_Pending], _Content]
     bucket_size: tuple[int, int] = (0, 0)
     dtype: str = "text"
     space: LatentSpace = _TEXT_SPACE
@@ -144,7 +146,7 @@ class StoreWriter:
         if flip != (flipped is not None):
             raise ValueError(f"{rows}: flip is {flip}")
         key = *common, plain.shape[1:], space
-        pending = self._pending.setdefault(key, _Pending((int(width), int(height)), dtype, space))
+        pending = self._pending.setdefault(key, _Pending(_latents, (int(width), int(height)), dtype, space))
         for name, part in ((kind, plain), (f"{kind}_flipped", flipped)):
             if part is not None:
                 pending.latents.setdefault(name, []).append(part)
@@ -175,9 +177,7 @@ class StoreWriter:
         _check_collection(entry.collection)
         item = dict(sorted(arrays.items()))
         key = entry.collection, tuple((name, packed.layout) for name, packed in item.items())
-        pending = self._pending.setdefault(key, _Pending())
-        pending.texts.append(item)
-        pending.mask_rows.append(WITHOUT_MASKS)
+        self._pending.setdefault(key, _Pending(_texts)).texts.append(item)
         numbers = None if sequence is None else [sequence]
         self._append(key, entry.rows(), 1, numbers, [packed.bits for packed in item.values()])
 
@@ -223,20 +223,17 @@ class StoreWriter:
         tag = "" if self._assigned is None else self._assigned.tag(len(self.shards))
         path = self.layout.new_shard(pending.bucket_size, pending.dtype, tag)
         self.shards.append(path.name)
-        tensors, checksums, more = (_text_tensors if pending.texts else _tensors)(pending)
-        n, turns = len(pending.turns), zip(pending.numbers, pending.turns, strict=True)
+        content, turns = pending.content(pending), zip(pending.numbers, pending.turns, strict=True)
         # Above every number in the store: whichever of two rows of one item was written later counts.
         numbers = [above + turn if number is None else number for number, turn in turns]
-        places = {"written_ns": numbers, "shard": [path.name] * n, "row": range(n), "mask_row": pending.mask_rows}
-        checks = {f"crc_{part}": checksums.get(part, [0] * n) for part in ("plain", "flipped", "mask")}
-        shapes = {name: [dtype, list(bits.shape)] for name, (dtype, bits) in tensors.items()}
-        description = {"tensors": shapes, "space": vars(pending.space)} | more
-        entries = encode(table_of_rows(pending.rows, places | checks), description)
-        width, height = pending.bucket_size
-        note = {"kind": "text"} if pending.texts else {"bucket": f"{width}x{height}"}
+        n, places = len(numbers), {SEQUENCE: numbers, "row": range(len(numbers))} | content.columns
+        unused = {"shard": path.name, "mask_row": WITHOUT_MASKS, "crc_flipped": 0, "crc_mask": 0}
+        rows = table_of_rows(pending.rows, {name: [value] * n for name, value in unused.items()} | places)
+        shapes = {name: [dtype, list(bits.shape)] for name, (dtype, bits) in content.tensors.items()}
+        entries = encode(rows, {"tensors": shapes, "space": vars(pending.space)} | content.description)
         # What lies under an assigned name was written by another process for the same piece, and says the same.
         with suppress(*([FileExistsError] if self._assigned else [])):
-            write_shard(path, tensors, entries, {"format": FORMAT} | note)
+            write_shard(path, content.tensors, entries, {"format": FORMAT} | content.note)
 
 
 def _check_collection(name: Any) -> None:
@@ -245,25 +242,31 @@ def _check_collection(name: Any) -> None:
         raise LatentStoreError(f"collection is {name!r}, but must be a text of Unicode, without zeros in it")
 
 
-_Tensors = dict[str, tuple[str, Bits]]
+class _Content(NamedTuple):
+    """What rows become in a shard: tensors with their storage types, more columns of the rows, what both mean."""
+
+    tensors: dict[str, tuple[str, Bits]]
+    columns: dict[str, Any]
+    description: dict[str, Any]
+    note: dict[str, str]
 
 
-def _text_tensors(pending: _Pending) -> tuple[_Tensors, dict[str, list[int]], dict[str, Any]]:
+def _texts(pending: _Pending) -> _Content:
     tensors, arrays = joined(pending.texts)
     spans = tensors[SPANS][1]
     crc = [checksum(spans[i], [packed.bits for packed in item.values()]) for i, item in enumerate(pending.texts)]
-    return tensors, {"plain": crc}, {"arrays": arrays}
+    return _Content(tensors, {"crc_plain": crc}, {"arrays": arrays}, {"kind": "text"})
 
 
-def _tensors(pending: _Pending) -> tuple[_Tensors, dict[str, list[int]], dict[str, Any]]:
+def _latents(pending: _Pending) -> _Content:
     whole = {name: np.concatenate(parts) for name, parts in pending.latents.items()}
-    crc = dict(zip(("plain", "flipped"), map(_checksums, whole.values()), strict=False))
+    columns = dict(zip(("crc_plain", "crc_flipped"), map(_checksums, whole.values()), strict=False))
     tensors = {name: (pending.dtype, bits) for name, bits in whole.items()}
     if pending.masks:
         tensors["alpha_mask"] = ("uint8", np.stack(pending.masks))
-    masks = _checksums(pending.masks)
-    crc["mask"] = [masks[m] if m >= 0 else 0 for m in pending.mask_rows]
-    return tensors, crc, {}
+    masks, (width, height) = _checksums(pending.masks), pending.bucket_size
+    columns["crc_mask"] = [masks[row] if row >= 0 else 0 for row in pending.mask_rows]
+    return _Content(tensors, columns | {"mask_row": pending.mask_rows}, {}, {"bucket": f"{width}x{height}"})
 
 
 def _checksums(rows: Iterable[Bits]) -> list[int]:

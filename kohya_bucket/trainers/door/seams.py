@@ -5,26 +5,35 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import FrameType, ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import FrameType, MappingProxyType, ModuleType
+from typing import Any, NamedTuple, Protocol
 
+from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.patching import Replacement
 from kohya_bucket.trainers.door.ranks import exit_with_message
 from kohya_bucket.trainers.door.shapes import Behaves, Check, bounds_of_function, by_name, signature_of, takes_all
 
-if TYPE_CHECKING:
-    from kohya_bucket.trainers.door.door import TrainerDoor
-
 _MISSING = object()
+
+
+class Door(Protocol):
+    """What replacements ask of a `TrainerDoor`."""
+
+    owners: Owners
+    resume: Any
+
+    def options(self) -> AdapterOptions: ...
+    def read_options(self, user_config: dict[str, Any], frame: FrameType) -> dict[str, Any]: ...
+    def leave(self, subject: SeamGroup, why: str) -> None: ...
 
 
 class Replaced(NamedTuple):
     """Where a replacement stands, its first argument: what was there, and the door that replaced it."""
 
     original: Any
-    door: TrainerDoor
+    door: Door
 
 
 @dataclass(frozen=True)
@@ -70,44 +79,30 @@ class Seam:
         """Whether something else is put there."""
         return self.replacement is not None or bool(self.only)
 
-    def replaced(self, original: Any, door: TrainerDoor, subject: SeamGroup) -> Any:
+    def replaced(self, original: Any, door: Door, subject: SeamGroup) -> Any:
         """What is put there."""
-        seam, replacement, ours = Replaced(original, door), self.replacement or _pass_on, self._signature
-        theirs, ours_by_name = signature_of(original).parameters, by_name(ours, signature_of(original))
-        by_position = [name for name, one in ours_by_name.items() if one.kind is one.POSITIONAL_ONLY]
-        understood = {"self", *(self.only or ours_by_name)}
-        forwards = any(one.kind is one.VAR_KEYWORD for one in ours_by_name.values())
+        seam, replacement, theirs = Replaced(original, door), self.replacement or _pass_on, signature_of(original)
+        adapted = adapt(theirs, self._signature, self.only)
 
         @functools.wraps(original)
-        def replaced(*args: Any, **kwargs: Any) -> Any:
-            with exit_with_message():
-                made = replacement(seam, *args, **kwargs)
-            return _each(made) if inspect.isgeneratorfunction(replacement) else made
-
-        @functools.wraps(original)
-        def bounded(*args: Any, **kwargs: Any) -> Any:
-            # What the replacement does not understand must have its default, or the subject is the trainer's again.
-            values = _given(signature_of(original), args, kwargs)
-            known = values.keys() if forwards and not self.only else understood
-            strange = {name: value for name, value in values.items() if name not in known}
-            if problem := self._unheeded(strange, theirs, door):
+        def stands_in(*args: Any, **kwargs: Any) -> Any:
+            call = adapted(args, kwargs)
+            # What is strange to the replacement must have its default, or the subject is the trainer's again.
+            if problem := self._unheeded(call.strange, theirs, door):
                 door.leave(subject, problem)
                 return original(*args, **kwargs)
-            if takes_all(ours):
-                return replaced(*args, **kwargs)
-            # The defaults are left out: the original has them too.
-            named = {name: value for name, value in values.items() if name not in (*by_position, *strange)}
-            return replaced(*(values[name] for name in by_position), **named)
+            with exit_with_message():
+                made = replacement(seam, *call.args, **call.kwargs)
+            return _each(made) if inspect.isgeneratorfunction(replacement) else made
 
-        # Nothing is looked at where no call can hold what is not understood.
-        return replaced if theirs.keys() <= understood or (takes_all(ours) and not self.only) else bounded
+        return stands_in
 
-    def _unheeded(self, arguments: dict[str, Any], theirs: Mapping[str, inspect.Parameter], door: TrainerDoor) -> str:
+    def _unheeded(self, arguments: Mapping[str, Any], theirs: inspect.Signature, door: Door) -> str:
         """Which of some arguments has another value than its default, in words."""
         implied = door.owners.named(self.defaults) if self.defaults else None
         for name, value in arguments.items():
-            default = theirs[name].default if name in theirs else inspect.Parameter.empty
-            default = getattr(implied, name, default)
+            parameter = theirs.parameters.get(name)
+            default = getattr(implied, name, parameter.default if parameter else inspect.Parameter.empty)
             if value is not default and (
                 type(value) is not type(default) or hasattr(value, "shape") or value != default
             ):
@@ -125,11 +120,43 @@ def _pass_on(seam: Replaced, *args: Any, **kwargs: Any) -> Any:
     return seam.original(*args, **kwargs)
 
 
-def _given(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments of a call by name."""
-    arguments = dict(signature.bind(*args, **kwargs).arguments)
-    more = [name for name, parameter in signature.parameters.items() if parameter.kind is parameter.VAR_KEYWORD]
-    return {**arguments, **arguments.pop(more[0], {})} if more else arguments
+class _Call(NamedTuple):
+    """Arguments as a replacement is given them, and by name those that are strange to it."""
+
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    strange: Mapping[str, Any] = MappingProxyType({})
+
+
+def adapt(theirs: inspect.Signature, ours: inspect.Signature, only: Collection[str] = ()) -> Callable[..., _Call]:
+    """How the arguments of a function are given to another in its place; parameters of ours by position alone are so.
+
+    | ours takes                       | is given              | strange to it             |
+    | -------------------------------- | --------------------- | ------------------------- |
+    | all of theirs                    | what comes            | nothing                   |
+    | `(a, b)`                         | a and b, by name      | all others                |
+    | `(a, b, **more)`, `(*a, **more)` | all; the latter as is | nothing; or beyond `only` |
+    """
+    ours_by_name, names = by_name(ours, theirs), theirs.parameters
+    by_position = [name for name, parameter in ours_by_name.items() if parameter.kind is parameter.POSITIONAL_ONLY]
+    understood = {"self", *(only or ours_by_name)}
+    # Without a look at the call, since none can hold what is strange.
+    if names.keys() <= understood or (takes_all(ours) and not only):
+        return _Call
+    takes_any = not only and any(parameter.kind is parameter.VAR_KEYWORD for parameter in ours_by_name.values())
+
+    def adapted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+        values = theirs.bind(*args, **kwargs).arguments
+        for name in [name for name in values if names[name].kind is inspect.Parameter.VAR_KEYWORD]:
+            values |= values.pop(name)
+        strange = {name: value for name, value in values.items() if not takes_any and name not in understood}
+        if takes_all(ours):
+            return _Call(args, kwargs, strange)
+        # Defaults are not among the values: the replacement has its own.
+        named = {name: value for name, value in values.items() if name not in (*by_position, *strange)}
+        return _Call([values[name] for name in by_position], named, strange)
+
+    return adapted
 
 
 def where(condition: Callable[[Owners], bool], *seams: Seam) -> tuple[Seam, ...]:
@@ -168,7 +195,7 @@ class SeamGroup:
         """What is missing or different, by seam."""
         return [f"{seam.path} {problem}" for seam in self.seams_of(owners) if (problem := owners.problem(seam))]
 
-    def replacements(self, owners: Owners, door: TrainerDoor) -> list[Replacement]:
+    def replacements(self, owners: Owners, door: Door) -> list[Replacement]:
         """What is to be put in place; call only where there are no problems."""
         out = []
         for seam in self.seams_of(owners):

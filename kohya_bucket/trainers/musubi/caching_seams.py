@@ -12,9 +12,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.trainers.door.door import TrainerDoor
 from kohya_bucket.trainers.door.ranks import exit_with_message
-from kohya_bucket.trainers.door.seams import Replaced, Seam, SeamGroup
+from kohya_bucket.trainers.door.seams import Door, Replaced, Seam, SeamGroup
 from kohya_bucket.trainers.door.shapes import Behaves, Offers, Takes, TakesAmong, Uses, checksum, sample_picture
 from kohya_bucket.trainers.musubi.cache_files import MadeBy, made_by
 from kohya_bucket.trainers.musubi.caches import Caches, holds_clips
@@ -38,21 +37,21 @@ def _generate(seam: Replaced, self: Any, user_config: Any, argparse_namespace: N
     return seam.original(self, user_config, argparse_namespace, **runtime)
 
 
-def _package(door: TrainerDoor) -> Path:
+def _package(door: Door) -> Path:
     return Path(str(door.owners.home.__file__)).parent.parent
 
 
-def _are_known(architecture: Any, door: TrainerDoor) -> bool:
+def _are_known(architecture: Any, door: Door) -> bool:
     """Whether it is known how the caches of a model are named and found."""
     family = family_of(architecture, _package(door))
     return family is not None and family.plain
 
 
-def _knows(dataset: Any, door: TrainerDoor) -> bool:
+def _knows(dataset: Any, door: Door) -> bool:
     return _are_known(getattr(dataset, "architecture", None), door) and hasattr(dataset, "datasource")
 
 
-def _caches(dataset: Any, door: TrainerDoor, made: MadeBy | None = None) -> Caches:
+def _caches(dataset: Any, door: Door, made: MadeBy | None = None) -> Caches:
     package = _package(door)
     if holds_clips(dataset):  # how they get their buckets depends on the version, so its own code is asked
         selector = clip_selector(type(dataset).retrieve_latent_cache_batches, copy.copy(dataset))
@@ -87,7 +86,7 @@ class _NoClips:
         return iter(())
 
 
-def _begin_session(dataset: Any, door: TrainerDoor, *, text: bool) -> Session:
+def _begin_session(dataset: Any, door: Door, *, text: bool) -> Session:
     with exit_with_message():
         caches = _caches(dataset, door, made_by(_given[0] if _given else None))
     if caches.focus and not caches.focus_of_controls:
@@ -101,7 +100,7 @@ def _say_left_alone(dataset: Any) -> None:
     logger.warning(message, getattr(dataset, "architecture", None))
 
 
-def _say_what_focus_does(door: TrainerDoor, *, known: bool) -> None:
+def _say_what_focus_does(door: Door, *, known: bool) -> None:
     """What is asked for and not cropped here: only shown, or cached as of a family without a table of its own."""
     if not door.options().focus:
         return

@@ -19,7 +19,7 @@ from kohya_bucket.checks import is_first_process
 from kohya_bucket.errors import ConfigError, LatentStoreError
 from kohya_bucket.latents.fingerprint import Stale, StaleReason, why_stale
 from kohya_bucket.latents.space import LatentSpace
-from kohya_bucket.latents.store.entries import StoreEntry
+from kohya_bucket.latents.store.entries import SEQUENCE, StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, common_root, relative_source
 from kohya_bucket.latents.store.storage import StorePath, is_there
@@ -86,7 +86,7 @@ class ShardCache:
         # Of an image that several collections hold at one size, the item that was written last counts.
         self._at = {
             (sources[i], *sizes[i]): i
-            for i in np.argsort(store.column("written_ns"), kind="stable").tolist()
+            for i in np.argsort(store.column(SEQUENCE), kind="stable").tolist()
             if fits[store.info(i).name]
         }
 
