@@ -1,29 +1,28 @@
 """A trainer's door: opened when, and only when, all that orders its epochs is known; closed without trace.
 
 Its seams are places of the trainer: each says what must be there, and what replaces it. A trainer that is imported
-already is changed at once, otherwise as soon as its home module is imported. What keeps a run from
-training without the plan is in `guards.py`.
+already is changed at once, otherwise as soon as its home module is imported.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 import logging
 import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 from kohya_bucket.checks import is_first_process
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.trainers.door.guards import watch, watch_no_longer
 from kohya_bucket.trainers.door.options import TABLE, AdapterOptions, environment_table, placed_by_trainer, rooted
 from kohya_bucket.trainers.door.patching import ImportWatch, Patches, Replacement
-from kohya_bucket.trainers.door.ranks import end_run, exit_with_message
+from kohya_bucket.trainers.door.ranks import end_run, exit_with_message, note_use
 from kohya_bucket.trainers.door.seams import Owners, SeamGroup
 
 _LOADER = "torch.utils.data.dataloader"
@@ -84,7 +83,7 @@ class TrainerDoor(ABC):
     @property
     def in_worker(self) -> Callable[[], None]:
         """Opens the door in a loader's worker process: a spawned one has imported the trainer afresh."""
-        return partial(_open_in, type(self).__module__)
+        return functools.partial(_open_in, type(self).__module__)
 
     def complete(self) -> dict[str, Any]:
         """Import what seams are about besides the home; returns classes of other packages by name."""
@@ -158,13 +157,13 @@ class TrainerDoor(ABC):
         """Restore everything that was replaced. Datasets made in between keep what they were given."""
         self.watch.stop()
         self.patches.take_back()
-        watch_no_longer(self)
+        guard_no_longer(self)
         self.refusal, self.unknown, self._replaced, self._options = "", {}, {}, AdapterOptions()
 
     def proceed(self) -> None:
         """Take the next step that what is imported allows."""
         if hasattr(sys.modules.get(_LOADER), "DataLoader"):
-            watch(self)
+            guard(self)
         if not (self.patches or self.refusal or self._entering):
             home = self.home()
             if home is not None:
@@ -235,3 +234,81 @@ class TrainerDoor(ABC):
 
 def _open_in(module: str) -> None:
     importlib.import_module(module).DOOR.open(quiet=True)
+
+
+# What keeps a run that was started with the adapter from training without it stands in torch's own classes from the
+# start, whether the trainer is known or not, and whichever of its modules it imports: in `ConcatDataset`, which groups
+# of datasets are, and in `DataLoader`, which they must go through.
+
+
+class Planned:
+    """What draws batches from a plan."""
+
+
+_doors: list[TrainerDoor] = []
+_guards = Patches()
+
+
+def guard(door: TrainerDoor) -> None:
+    """Guard torch's classes for this door too; one replacement serves all doors, in whatever order they are closed."""
+    if door not in _doors:
+        _doors.append(door)
+    if not _guards:
+        _guards.apply(_replacements(), lambda _: False)
+
+
+def guard_no_longer(door: TrainerDoor) -> None:
+    """Torch's classes as they were, once no door is left."""
+    if door in _doors:
+        _doors.remove(door)
+    if not _doors:
+        _guards.take_back()
+
+
+def _replacements() -> list[Replacement]:
+    from torch.utils.data.dataloader import DataLoader
+    from torch.utils.data.dataset import ConcatDataset
+
+    make_loader: Callable[..., None] = DataLoader.__init__
+    make_group: Callable[..., None] = ConcatDataset.__init__
+    signature = inspect.signature(make_loader)
+
+    @functools.wraps(make_loader)
+    def init_loader(self: Any, *args: Any, **kwargs: Any) -> None:
+        for door in _doors_of(kwargs.get("dataset", args[0] if args else None)):
+            with exit_with_message():
+                arguments = None if door.why_inactive() else door.planned(signature, args, kwargs)
+            if arguments is not None:
+                make_loader(self, **arguments)
+                return
+            if not _holds_plan(signature, args, kwargs):
+                door.end(door.why_inactive() or "no known version of the trainer makes such a loader")
+        make_loader(self, *args, **kwargs)
+
+    @functools.wraps(make_group)
+    def init_group(self: Any, *args: Any, **kwargs: Any) -> None:
+        for door in _doors_of(self):
+            if door.why_inactive():
+                door.end(door.why_inactive())
+        make_group(self, *args, **kwargs)
+        for door in _doors_of(self):
+            note_use()
+            door.look_at(self)
+
+    return [Replacement(DataLoader, "__init__", init_loader), Replacement(ConcatDataset, "__init__", init_group)]
+
+
+def _doors_of(dataset: Any) -> list[TrainerDoor]:
+    return [door for door in _doors if door.is_group(dataset)]
+
+
+def _holds_plan(signature: inspect.Signature, args: Any, kwargs: Any) -> bool:
+    """Whether a loader is made of another one that has the plan, as accelerate does."""
+    arguments = signature.bind_partial(None, *args, **kwargs).arguments
+    samplers = [arguments.get("sampler"), arguments.get("batch_sampler")]
+    for sampler in samplers:  # grows while what samplers are made of is looked at
+        if isinstance(sampler, Planned):
+            return True
+        inner = (getattr(sampler, name, None) for name in ("sampler", "batch_sampler"))
+        samplers += [part for part in inner if part is not None and not any(part is seen for seen in samplers)]
+    return False

@@ -28,8 +28,8 @@ from kohya_bucket.planning.resume import ResumePoint
 from kohya_bucket.texts import counted, one_line
 from kohya_bucket.trainers.door.batches import BadImages, PlannedBatch
 from kohya_bucket.trainers.door.config_source import LOADER_OPTIONS, loader_mistake
+from kohya_bucket.trainers.door.door import Planned
 from kohya_bucket.trainers.door.group import GroupPlanner, left_over, no_batch, splits_of_stages
-from kohya_bucket.trainers.door.guards import Planned
 from kohya_bucket.trainers.door.ranks import end_run
 
 logger = logging.getLogger("kohya_bucket")

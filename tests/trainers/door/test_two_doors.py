@@ -3,7 +3,7 @@
 import pytest
 import torch.utils.data as loading
 
-from kohya_bucket.trainers.door import guards
+from kohya_bucket.trainers.door.door import _doors, guard, guard_no_longer
 
 
 class Toy:
@@ -38,14 +38,14 @@ class Second(list):
 
 @pytest.fixture
 def doors():
-    assert not guards._doors
+    assert not _doors
     doors = [Toy(First), Toy(Second)]
     for door in doors:
-        guards.watch(door)
-        guards.watch(door)
+        guard(door)
+        guard(door)
     yield doors
     for door in doors:
-        guards.watch_no_longer(door)
+        guard_no_longer(door)
 
 
 def test_each_door_speaks_of_its_own_data_sets(doors):
@@ -59,14 +59,14 @@ def test_each_door_speaks_of_its_own_data_sets(doors):
 def test_a_door_that_is_closed_leaves_the_other_open_and_itself_out(order):
     untouched, doors = loading.DataLoader.__init__, [Toy(First), Toy(Second)]
     for door in doors:
-        guards.watch(door)
+        guard(door)
     closed, still = doors[order[0]], doors[order[1]]
     try:
-        guards.watch_no_longer(closed)
+        guard_no_longer(closed)
         with pytest.raises(SystemExit):
             loading.DataLoader(still.kind([1]))
         loading.DataLoader(closed.kind([1]))
     finally:
-        guards.watch_no_longer(still)
-        guards.watch_no_longer(closed)
+        guard_no_longer(still)
+        guard_no_longer(closed)
     assert loading.DataLoader.__init__ is untouched
