@@ -85,7 +85,7 @@ def choose_examples(analysis: Analysis, total: int) -> list[tuple[int, list[int]
     """Which images stand for each bucket: (bucket index, image indices), `total` images at most.
 
     The fullest buckets first. Within a bucket: the image that loses most, then others spread evenly over the
-    losses down to the one that loses least.
+    losses down to the one that loses least; among three or more the one that is enlarged most.
     """
     used = sorted((i for i, b in enumerate(analysis.buckets) if b.images), key=lambda i: -analysis.buckets[i].images)
     if not used or total < 1:
@@ -100,8 +100,12 @@ def choose_examples(analysis: Analysis, total: int) -> list[tuple[int, list[int]
         if share < 1:
             break
         images = order[starts[k] : starts[k + 1]]
-        chosen = images[np.unique(np.linspace(0, len(images) - 1, min(share, len(images))).round().astype(int))]
-        out.append((k, chosen.tolist()))
+        chosen = np.unique(np.linspace(0, len(images) - 1, min(share, len(images))).round().astype(int))
+        largest = int(analysis.scale[images].argmax())
+        if len(chosen) > 2 and largest not in chosen:
+            chosen[len(chosen) // 2] = largest
+            chosen.sort()
+        out.append((k, images[chosen].tolist()))
         total -= len(chosen)
     return out
 

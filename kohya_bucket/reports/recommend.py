@@ -142,11 +142,11 @@ def about_files(analysis: Analysis) -> Iterator[Recommendation]:
         yield _unmeasured(analysis, current, one.remedy, "", "", one.harm, "", one.count)
     if broken := images.failures:
         fix = "repair or remove" + _fix([images.paths[i] for i in broken], "; {} sets aside what cannot be decoded")
-        gain, why = f"{counted(len(broken), 'more image')}, or a clean log", "They are not trained"
+        gain, why = f"{counted(len(broken), 'more image')}, or a clean log", _not_trained(len(broken))
         yield _unmeasured(analysis, f"{len(broken):,} unreadable", fix, why, gain, NOT_TRAINED, "broken", len(broken))
     if unlisted := images.unlisted:
         fix, gain = fix_command(images.paths[i] for i in unlisted), counted(len(unlisted), "more image")
-        current, why = f"{len(unlisted):,} named as no trainer lists them", "They are not trained"
+        current, why = f"{counted(len(unlisted), 'file')} named as no trainer lists one", _not_trained(len(unlisted))
         yield _unmeasured(
             analysis, current, f"convert or rename: {fix}", why, gain, NOT_TRAINED, "not_listed", len(unlisted)
         )
@@ -154,7 +154,8 @@ def about_files(analysis: Analysis) -> Iterator[Recommendation]:
         deep = [images.paths[i] for i, why in misread.items() if why == DEEP]
         ways = [f"bring 16-bit grey to 8 bits: {fix_command(deep)}"] if deep else []
         ways += ["put transparent ones onto a background"] if len(deep) < len(misread) else []
-        why, gain = "Trainers see other pixels than people do", f"{len(misread):,} trained as they are seen"
+        why = "Trainers see other pixels than people do"
+        gain = counted(len(misread), "image", "trained as it is seen", "trained as they are seen")
         current = f"{len(misread):,} read as something else"
         harm = _harm(analysis, len(misread))
         yield _unmeasured(analysis, current, "; ".join(ways), why, gain, harm, "misread", len(misread))
@@ -164,7 +165,8 @@ def about_files(analysis: Analysis) -> Iterator[Recommendation]:
         aspects = sizes.max(axis=1) / sizes.min(axis=1)
         yield _without(
             analysis, long, f"{counted(count, 'image')} far longer than a bucket", "split or leave out",
-            f"They are {_span(aspects, '{:.1f}')} times as long as wide, and {loss.mean():.0%} of them is cut off",
+            f"{'It is' if count == 1 else 'They are'} {_span(aspects, '{:.1f}')} times as long as wide, and "
+            f"{loss.mean():.0%} of {'it' if count == 1 else 'them'} is cut off",
             "outliers",
         )  # fmt: skip
     small = too_small(analysis.images.sizes, analysis.placement)
@@ -172,11 +174,16 @@ def about_files(analysis: Analysis) -> Iterator[Recommendation]:
         yield _without(
             analysis, small, f"{counted(count, 'image')} enlarged more than {MUCH_ENLARGED:g} times",
             "replace by larger ones or leave out",
-            f"Their sides are scaled up {_span(analysis.scale[small], '{:.3g}')} times, so blurred images are trained",
+            f"{'Its' if count == 1 else 'Their'} sides are scaled up {_span(analysis.scale[small], '{:.3g}')} times, "
+            f"so {'a blurred image is' if count == 1 else 'blurred images are'} trained",
             "most_enlarged",
         )  # fmt: skip
     yield from _turned(analysis)
     yield from _copies(analysis)
+
+
+def _not_trained(count: int) -> str:
+    return "It is not trained" if count == 1 else "They are not trained"
 
 
 def _fix(paths: list[str], says: str) -> str:
@@ -225,11 +232,13 @@ def _turned(analysis: Analysis) -> Iterator[Recommendation]:
         after = summarize(sizes, placement, subject.counts(placement, subject.rule))
         moved = int((placement.bucket_sizes != analysis.placement.bucket_sizes)[turned].any(axis=1).sum())
         fix = _fix([images.paths[i] for i in turned.tolist()], ": {}")
+        gain = f"trained as they are seen, {moved:,} of them in another bucket"
+        if len(turned) == 1:
+            gain = f"trained as it is seen, in {'another' if moved else 'the same'} bucket"
         yield Recommendation(
             "files", f"{len(turned):,} turned or mirrored by EXIF", f"turn the pixels{fix}",
             f"Training ignores the tag ({say_orientations(images.orientation[turned].tolist())})",
-            f"trained as they are seen, {moved:,} of them in another bucket", cost, before, after,
-            _harm(analysis, len(turned)), "exif_rotated", len(turned),
+            gain, cost, before, after, _harm(analysis, len(turned)), "exif_rotated", len(turned),
         )  # fmt: skip
 
 

@@ -83,7 +83,8 @@ def downloaded(browser, button: str) -> tuple[str, str]:
 def test_a_folder_in_its_buckets(browser, images, tmp_path) -> None:
     open_explorer(browser, tmp_path)
     give(browser, images, 32)
-    assert "30" in numbers(browser)[0] or "32" in numbers(browser)[0]
+    assert numbers(browser)[0] == "2"
+    assert browser.find_element("css selector", "#numbers .lead span").text == "not trained, of 32 images"
     assert "2 of them not readable, 1 other file skipped (.txt)" in browser.find_element("css selector", ".status").text
     for settings, rule in (
         ({}, KohyaBuckets(512)),
@@ -368,7 +369,11 @@ def test_axe_finds_nothing_and_nothing_sticks_out(browser, images, tmp_path, the
     browser.execute_cdp_cmd(
         "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]}
     )
-    metrics = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+    metrics = {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+    unfold = (
+        "for (const one of document.querySelectorAll('details')) one.open = true;"
+        "for (const one of document.querySelectorAll('.panel')) setFolded(one, false)"
+    )
     try:
         if what == "report":
             table = ImageTable.sized([f"{images}/{'ab'[i % 2]}/{i:02d}.png" for i in range(30)], _array())
@@ -381,6 +386,7 @@ def test_axe_finds_nothing_and_nothing_sticks_out(browser, images, tmp_path, the
             open_explorer(browser, tmp_path)
             assert accessibility_faults(browser) == []
             give(browser, images, 32)
+        browser.execute_script(unfold)
         assert accessibility_faults(browser) == []
         if what == "explorer":
             browser.execute_script("document.querySelector('[role=gridcell]').click()")
@@ -443,3 +449,72 @@ def test_it_asks_nothing_from_the_network(browser, tmp_path) -> None:
     open_explorer(browser, tmp_path, page)
     assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
     shutil.rmtree(tmp_path)
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_numbers_and_pictures_come_first_on_a_phone(browser, images, tmp_path, width) -> None:
+    metrics = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        open_explorer(browser, tmp_path)
+        give(browser, images, 32)
+        cells = browser.execute_script(
+            "return [...document.querySelectorAll('#numbers div')].map((e) => "
+            "[e.innerText.replaceAll('\\n', ' '), parseFloat(getComputedStyle(e.firstChild).fontSize)])"
+        )
+        assert cells[0][0] == "2 not trained, of 32 images"
+        assert cells[1][0].endswith("cut off, mean")
+        assert cells[0][1] == cells[1][1] >= 1.5 * max(tall for _, tall in cells[2:])
+        parts = browser.execute_script("return [...document.querySelectorAll('main .panel')].map((e) => e.id)")
+        assert parts[0] == ("images" if width == 390 else "settings")
+        cells = "document.querySelectorAll('[role=gridcell]')"
+        more = browser.find_element("css selector", "#images .more")
+        assert more.is_displayed() == (width == 390)
+        if width == 390:
+            assert 0 < browser.execute_script(f"return {cells}[0].getBoundingClientRect().bottom") < 844
+            browser.execute_script("arguments[0].scrollIntoView()", more)
+            assert more.text == "Show 18 more"
+            more.click()
+            assert not more.is_displayed()
+        assert browser.execute_script("return explorer.gallery.sections.flatMap((s) => s.items).length") == 30
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_pictures_are_ordered_by_one_click(browser, images, tmp_path) -> None:
+    open_explorer(browser, tmp_path)
+    give(browser, images, 32)
+    shown = "return explorer.gallery.sections.flatMap((s) => s.items).map((item) => [item.loss, item.scale])"
+    buttons = browser.find_elements("css selector", "#images [aria-label=Order] button")
+    assert [e.text for e in buttons] == ["Fullest bucket", "Most cut off", "Most enlarged"]
+    for i in (1, 2):
+        buttons[i].click()
+        values = [row[i - 1] for row in browser.execute_script(shown)]
+        assert len(values) == 30
+        assert values == sorted(values, reverse=True)
+    browser.execute_script("document.querySelector('#buckets tbody button').click()")  # leads to its bucket
+    counts = browser.execute_script("return explorer.gallery.sections.map((s) => s.items.length)")
+    assert len(counts) > 1
+    assert counts == sorted(counts, reverse=True)
+
+
+def test_many_folders_are_folded_and_stay_open_when_repeats_change(browser, tmp_path) -> None:
+    open_explorer(browser, tmp_path)
+    browser.execute_script(
+        "for (let i = 0; i < 7; i++) { const g = explorer.images.group(`folder${i}`);"
+        "explorer.images.add({path: `folder${i}/a.png`, width: 500 + 9 * i, height: 400, orientation: 1,"
+        "reason: null}, g); }"
+        "explorer.update()"
+    )
+    until(browser, "return document.querySelectorAll('#folders tbody tr').length")
+    rows = "return document.querySelectorAll('#folders tbody tr').length"
+    assert browser.execute_script(rows) == 5
+    more = browser.find_element("css selector", "#folders .more")
+    assert more.text == "Show all 7"
+    more.click()
+    field = browser.find_elements("css selector", "#folders input")[6]
+    field.send_keys(Keys.ARROW_UP)
+    field.send_keys(Keys.ENTER)
+    until(browser, "return explorer.result.buckets.reduce((sum, b) => sum + b.samples, 0) === 8")
+    assert browser.execute_script(rows) == 7
+    assert browser.execute_script("return document.activeElement === arguments[0]", field)

@@ -174,13 +174,13 @@ def test_no_name_or_caption_becomes_markup(browser, tmp_path) -> None:
         return json.loads(browser.execute_script(f"return JSON.stringify({script})"))
 
     assert read("document.querySelector('h1').textContent") == title
-    for button in browser.find_elements("css selector", "section .tabs button"):
+    for button in browser.find_elements("css selector", "#images .tabs button"):
         button.click()
-    browser.find_elements("css selector", "section .tabs button")[0].click()
+    browser.find_elements("css selector", "#images .tabs button")[0].click()
     shown = read("[...document.querySelectorAll('tbody .name')].map((n) => n.textContent)")
     assert set(HOSTILE) <= set(shown)
-    titles = read("[...document.querySelectorAll('figure')].map((n) => n.title)")
-    assert any("onerror=window.pwned=8" in t for t in titles)
+    beside = read("[...document.querySelectorAll('figure .details')].map((n) => n.textContent)")
+    assert any("onerror=window.pwned=8" in text for text in beside)
     assert (
         browser.execute_script("return window.pwned === undefined && document.querySelectorAll('figure img').length")
         == 1
@@ -258,8 +258,8 @@ def test_sections_rows_and_pictures_for_the_keyboard_and_for_readers(browser, tm
     browser.get("about:blank")
     open_page(browser, f"{uri}#sheets")
     links = browser.find_elements("css selector", "nav.links a")
-    shown = ["Buckets", "What an epoch trains", "Contact sheets", "Images that stand out", "For the curious"]
-    assert [a.text for a in links][-5:] == shown
+    shown = ["Contact sheets", "Try a size", "Buckets", "What an epoch trains", "Images that stand out"]
+    assert [a.text for a in links][-6:] == [*shown, "For the curious"]
     for link in links:
         name = link.get_attribute("href").partition("#")[2]
         assert browser.find_element("id", name).find_element("tag name", "h2").text.startswith(link.text)
@@ -418,8 +418,11 @@ def test_charts_are_true_and_readable_at_every_width(browser, tmp_path, width) -
         assert most[1] <= most[2]
         for count, wide, _ in bars:
             assert wide == pytest.approx(max(most[1] * count / most[0], most[1] / 100), abs=0.6)
-        tops = browser.execute_script("return [...document.querySelectorAll('.key div')].map(e => e.offsetTop)")
-        assert len({tops.count(top) for top in tops}) == 1
+        ends = browser.execute_script(
+            "return [...document.querySelectorAll('.key div')].map((e) => e.getBoundingClientRect())"
+            ".map((r) => [Math.round(r.top), Math.round(r.right)])"
+        )
+        assert len({max(right for top, right in ends if top == row) for row, _ in ends}) == 1
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 

@@ -27,6 +27,8 @@ def test_examples_are_bounded_distinct_and_start_with_the_worst(total) -> None:
         losses = a.placement.crop_loss[some]
         assert losses[0] == a.buckets[k].worst_crop
         assert (np.diff(losses) <= 0).all()
+        if len(some) > 2:
+            assert a.scale[some].max() == np.nanmax(a.scale[a.placement.bucket_index == k])
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "P", "1", "CMYK", "I;16", "I", "F"])

@@ -36,6 +36,8 @@ class Explorer extends WithConfig {
     this.bucketBody = h("div");
     this.lostBody = h("div");
     this.folderBody = h("div");
+    this.orders = choice("Order", ORDERS, (order) => { this.order = order; if (this.result) this.drawImages(); });
+    this.more = h("button", { type: "button", class: "more", onclick: () => { this.all = true; this.drawImages(); } });
     this.chart = aspectChart(() => ({ rule: this.rule, histogram: this.histogram(), buckets: this.chartBuckets(), asked: null }));
     const add = (files) => this.read(chosenFiles([...files]));
     this.drop = h("section", { class: "drop-zone", id: "drop", "aria-label": "Images" },
@@ -48,15 +50,17 @@ class Explorer extends WithConfig {
         h("button", { type: "button", id: "example", onclick: () => this.example() }, "See an example"),
         h("button", { type: "button", id: "clear", onclick: () => this.clear() }, "Start again")),
       this.progress, this.status, this.configNotes, this.focusNotes);
-    this.results = h("div", { id: "results" }, this.key, section("aspects", "Aspects", this.chart.parts), section("buckets", "Buckets", this.bucketBody),
-      section("lost", "Not trained", this.lostBody), section("folders", "Folders", h("p", { class: "soft" }, "How often an epoch repeats the images of each."), this.folderBody),
-      section("images", "Images", this.focusBar, this.tabs, this.about_, this.gallery.root));
+    const settings = section("settings", "Settings", this.datasets, this.settings.root);
+    const pictures = section("images", "Images", this.focusBar, this.tabs, this.orders, this.about_, this.gallery.root, this.more);
+    const tables = [section("aspects", "Aspects", this.chart.parts), section("buckets", "Buckets", this.bucketBody),
+      section("lost", "Not trained", this.lostBody), section("folders", "Folders", h("p", { class: "soft" }, "How often an epoch repeats the images of each."), this.folderBody)];
+    const parts = onPhone.matches ? [this.key, pictures, settings, ...tables] : [settings, this.key, ...tables, pictures];
     const page = document.getElementById("page");
     page.classList.add("explorer");
     this.page = page;
     page.append(h("header", { class: "top" }, mark(), h("div", {}, h("h1", {}, "Bucket explorer"), h("p", { class: "soft" }, "Which bucket every image goes to, what is cut off, what is enlarged, what stands out.")), themeButton()),
-      h("nav", { class: "links", "aria-label": "On this page" }, ["aspects", "buckets", "lost", "folders", "images"].map((id) => h("a", { href: `#${id}`, id: `to-${id}` }, this.results.querySelector(`#${id}-title`).firstChild.data))),
-      h("main", {}, this.drop, section("settings", "Settings", this.datasets, this.settings.root), this.results), this.closer.root,
+      h("nav", { class: "links", "aria-label": "On this page" }, parts.filter((part) => part !== this.key).map((part) => h("a", { href: `#${part.id}`, id: `to-${part.id}` }, part.querySelector("h2").firstChild.data))),
+      h("main", {}, this.drop, parts), this.closer.root,
       h("footer", {}, `kohya-bucket ${DATA.version}. This file is complete in itself and asks nothing from the network. `, DATA.start && DATA.start.images ? "Pictures are shown as long as the images lie where they lay. " : ""));
     this.listen();
   }
@@ -139,6 +143,7 @@ class Explorer extends WithConfig {
     this.progress.hidden = true;
     this.status.textContent = "";
     this.result = null;
+    this.all = false;
     this.update();
   }
 
@@ -182,7 +187,7 @@ class Explorer extends WithConfig {
   /* Places all images again and draws what came of it; `compare` keeps the numbers of before beside them. */
   async update(compare = false) {
     const { rule, error } = this.settings.rule(), turn = ++this.turn, current = () => turn === this.turn;
-    this.results.classList.toggle("stale", Boolean(error));
+    this.page.classList.toggle("stale", Boolean(error));
     if (error) return;
     this.rule = rule;
     this.takeRepeats();
@@ -194,14 +199,22 @@ class Explorer extends WithConfig {
     this.result = result;
     if (!compare || before === null) this.settled = null;
     for (const draw of [() => this.key.replaceChildren(...numbers(result, before, items, batch)), () => this.chart.draw(),
-      () => this.bucketBody.replaceChildren(...bucketTable(result.buckets, batch, (b) => { this.view = 0; this.drawImages(); this.gallery.goTo(`bucket-${size(b.bucket)}`); })),
-      () => this.drawLost([...result.bad, ...result.unplaced]), () => this.folderBody.replaceChildren(folderTable([...this.images.groups.values()].filter((group) => group.images), () => this.update(true))), () => this.drawImages()]) {
+      () => this.bucketBody.replaceChildren(...bucketTable(result.buckets, batch, (b) => this.goToBucket(b))),
+      () => this.drawLost([...result.bad, ...result.unplaced]), () => this.drawFolders(), () => this.drawImages()]) {
       draw();
       await breathe();
       if (!current()) return;
     }
     this.settled = result;
     document.documentElement.dataset.placed = `${items.length} ${turn}`;
+  }
+
+  /* Anew only where it differs from what is shown: so a field keeps the focus, and what was unfolded stays so. */
+  drawFolders() {
+    const groups = [...this.images.groups.values()].filter((group) => group.images), says = () => JSON.stringify(groups.map((group) => [group.full, group.images, group.repeats]));
+    if (this.foldersShown === says()) return;
+    this.foldersShown = says();
+    this.folderBody.replaceChildren(folderTable(groups, () => { this.foldersShown = says(); this.update(true); }));
   }
 
   drawLost(lost) {
@@ -244,17 +257,25 @@ class Explorer extends WithConfig {
     this.focusNotes.replaceChildren(...this.focus.notes().map((line) => h("p", {}, line)));
   }
 
+  goToBucket(b) {
+    this.view = 0;
+    this.all = true;
+    this.orders.querySelector("button").click(); // in buckets
+    this.gallery.goTo(`bucket-${size(b.bucket)}`);
+  }
+
   drawImages() {
     this.drawFocus();
     const items = this.mine(), { buckets, unplaced } = this.result, view = VIEWS[this.view];
     this.tabs.replaceChildren(...VIEWS.map((one, i) => [one, i, items.filter(one.has).length]).filter(([, i, n]) => n || !i).map(([one, i, n]) =>
       h("button", { type: "button", "aria-pressed": String(i === this.view), onclick: () => { this.view = i; this.drawImages(); } }, one.name, h("span", { class: "num" }, int(n)))));
     this.about_.textContent = view.about;
-    const sections = buckets.map((b) => ({ id: `bucket-${size(b.bucket)}`, title: size(b.bucket), items: b.items.filter(view.has), bucket: b })).filter((one) => one.items.length)
-      .map((one) => ({ ...one, about: `${plural(one.items.length)}, ${percent(one.bucket.mean)} cut off on average, ${percent(one.bucket.worst)} at worst` }));
-    const none = unplaced.filter(view.has);
-    if (none.length) sections.push({ id: "bucket-none", title: "No bucket", items: none, about: `${plural(none.length)}, not trained` });
-    this.gallery.show(sections);
+    const none = unplaced.filter(view.has), all = this.order.sections(buckets, view.has);
+    if (none.length) all.push({ id: "bucket-none", title: "No bucket", items: none, about: `${plural(none.length)}, not trained` });
+    const few = onPhone.matches && !this.all, shown = few ? firstOf(all, FIRST_IMAGES) : all, left = all.reduce((sum, one) => sum + one.items.length, 0) - shown.reduce((sum, one) => sum + one.items.length, 0);
+    this.more.hidden = !left;
+    this.more.textContent = `Show ${int(left)} more`;
+    this.gallery.show(shown);
   }
 }
 

@@ -1,18 +1,18 @@
 /* The parts of the page below the form. */
 
-/* Key numbers, each with what it was before the last change. Without a `batchSize` batches are not counted. */
+/* Key numbers, what is lost first, each with what it was before the last change. Without a `batchSize` batches are not
+   counted. */
 function numbers(now, before, items, batchSize) {
-  const cells = [], lost = now.bad.length + now.unplaced.length;
-  const cell = (text, label, value, cls) => cells.push(h("div", {}, h("b", { class: cls || null }, text(value(now))), h("span", {}, label),
+  const cells = [], lost = (r) => r.bad.length + r.unplaced.length, share = (r) => r.enlarged / Math.max(r.placed, 1);
+  const cell = (text, label, value, cls, lead) => cells.push(h("div", { class: lead ? "lead" : null }, h("b", { class: cls || null }, text(value(now))), h("span", {}, label),
     before && text(value(before)) !== text(value(now)) ? h("span", { class: "was" }, `was ${text(value(before))}`) : null));
-  cell(int, "images", () => items.length);
-  cell(int, "not trained", (r) => r.bad.length + r.unplaced.length, lost ? "bad" : "");
-  cell(int, "buckets used", (r) => r.buckets.length);
-  cell(percent, "cut off, mean", (r) => r.mean, lossClass(now.mean * 2));
+  cell(int, `not trained, of ${images(items.length)}`, lost, lost(now) ? "bad" : "", true);
+  cell(percent, "cut off, mean", (r) => r.mean, lossClass(now.mean * 2), true);
   cell(percent, "cut off of 19 in 20, at most", (r) => r.p95, lossClass(now.p95));
   cell(percent, "cut off, worst", (r) => r.worst, lossClass(now.worst));
-  cell(percent, "enlarged", (r) => r.enlarged / Math.max(r.placed, 1), now.enlarged / Math.max(now.placed, 1) > 0.3 ? "warn" : "");
-  if (batchSize) cell(int, batchSize > 1 ? `batches of ${batchSize} an epoch, ${int(now.short)} not full` : "steps an epoch at batch size 1", (r) => r.batches);
+  cell(percent, "enlarged", share, share(now) > 0.3 ? "warn" : "");
+  cell(int, now.buckets.length === 1 ? "bucket used" : "buckets used", (r) => r.buckets.length);
+  if (batchSize) cell(int, batchSize > 1 ? `${now.batches === 1 ? "batch" : "batches"} of ${batchSize} an epoch, ${int(now.short)} not full` : `${now.batches === 1 ? "step" : "steps"} an epoch at batch size 1`, (r) => r.batches);
   return cells;
 }
 
@@ -42,7 +42,7 @@ function lostTable(lost, reasons) {
   const why = (item) => item.reason || reasons[item.why];
   const columns = [
     { name: "File", left: true, cls: "wrap", value: (item) => item.path, cell: (item) => item.path },
-    { name: "Why", left: true, cls: "wrap", value: why, cell: why },
+    { name: "Why", left: true, cls: "wrap", value: why, cell: (item) => withCode(why(item)) },
   ];
   const more = lost.length > MOST_ROWS ? ` The first ${int(MOST_ROWS)} of ${int(lost.length)}; the exported list has all.` : "";
   const escaped = (text) => text.replace(/[\u0000-\u001f\u007f]/g, (sign) => `\\x${sign.charCodeAt(0).toString(16).padStart(2, "0")}`);
@@ -51,7 +51,8 @@ function lostTable(lost, reasons) {
     sortable(columns, lost, { label: "Files that are not trained", text: (item) => item.path }).node];
 }
 
-/* Folders and how often an epoch repeats them. */
+/* Folders and how often an epoch repeats them; of many the first few. */
+const FIRST_FOLDERS = 5;
 function folderTable(groups, changed) {
   const title = (g) => g.folder || g.full?.split("/").at(-1) || "(no folder)"; // of dropped files the browser tells none
   const columns = [
@@ -59,7 +60,7 @@ function folderTable(groups, changed) {
     { name: "Images", value: (g) => g.images, cell: (g) => int(g.images) },
     { name: "Repeats", value: (g) => g.repeats, cell: (g) => h("input", { type: "number", min: 1, step: 1, value: g.repeats, class: "narrow", "aria-label": `Repeats of ${g.folder || "files without a folder"}`, onchange: (event) => { const n = event.target.valueAsNumber; if (Number.isInteger(n) && n > 0) { g.repeats = n; changed(); } else event.target.value = g.repeats; } }) },
   ];
-  return sortable(columns, groups, { label: "Folders", text: (g) => g.folder }).node;
+  return sortable(columns, groups, { label: "Folders", first: FIRST_FOLDERS, text: (g) => g.folder }).node;
 }
 
 /* Hands a text to the browser's downloads. */

@@ -91,3 +91,29 @@ const VIEWS = [
   { name: "Without a bucket", about: "These are not trained.", has: (item) => !item.reason && !item.bucket },
   { name: "Asking for a rotation", about: "Their EXIF asks for it; training takes the pixels as they are stored, and so does this page.", has: (item) => !item.reason && item.orientation > 1 },
 ];
+
+/* In what order images are shown: `sections(buckets, has)` makes {id, title, about, items} of those that `has` holds for. */
+const inBuckets = (buckets, has) => buckets.map((b) => ({ id: `bucket-${size(b.bucket)}`, title: size(b.bucket), items: b.items.filter(has), bucket: b })).filter((one) => one.items.length)
+  .map((one) => ({ ...one, about: cutOff(one.items.length, one.bucket.mean, one.bucket.worst) }));
+const together = (title, value) => (buckets, has) => {
+  const items = buckets.flatMap((b) => b.items.filter(has)).sort((a, b) => value(b) - value(a) || (a.path < b.path ? -1 : 1));
+  return items.length ? [{ id: "in-order", title, items, about: `${images(items.length)} of all buckets` }] : [];
+};
+const ORDERS = [
+  { name: "Fullest bucket", sections: inBuckets },
+  { name: "Most cut off", sections: together("Most cut off first", (item) => item.loss) },
+  { name: "Most enlarged", sections: together("Most enlarged first", (item) => item.scale) },
+];
+
+/* The sections that hold the first `most` images. */
+const FIRST_IMAGES = 12; // on a phone, where what follows is to be within reach
+function firstOf(sections, most) {
+  const out = [];
+  let left = most;
+  for (const one of sections) {
+    if (left <= 0) break;
+    out.push({ ...one, items: one.items.slice(0, left) });
+    left -= one.items.length;
+  }
+  return out;
+}

@@ -1,36 +1,36 @@
 /* The parts of the report, each a function of the view that it is for. */
 
+/* What is lost leads; the rest of the numbers is smaller. */
 function keyNumbers(view) {
-  const d = view.data, t = d.summary, what = d.clips ? "clips" : "images", cells = [];
-  const cell = (value, label, cls) => cells.push(h("div", {}, h("b", { class: cls || null }, value), h("span", {}, label)));
-  cell(int(d.found), d.broken ? `${what}, ${int(d.broken)} broken` : what);
-  const lost = d.broken + t.unplaced;
-  cell(int(lost), "not trained", lost ? "bad" : "");
-  cell(int(t.buckets), d.underfilled && !d.clips ? `buckets used, ${int(d.underfilled)} never fill a batch` : "buckets used");
-  cell(percent(t.mean_crop), "cut off, mean", lossClass(t.mean_crop * 2));
+  const d = view.data, t = d.summary, what = d.clips ? "clip" : "image", cells = [];
+  const cell = (value, label, cls, lead) => cells.push(h("div", { class: lead ? "lead" : null }, h("b", { class: cls || null }, value), h("span", {}, label)));
+  const lost = d.broken + t.unplaced, of = (n, one) => (n === 1 ? one : `${one}s`);
+  cell(int(lost), `not trained, of ${counted(d.found, what)}${d.broken ? `; ${int(d.broken)} broken` : ""}`, lost ? "bad" : "", true);
+  cell(percent(t.mean_crop), "cut off, mean", lossClass(t.mean_crop * 2), true);
   cell(percent(t.p95_crop), "cut off of 19 in 20, at most", lossClass(t.p95_crop));
   cell(percent(t.worst_crop), "cut off, worst", lossClass(t.worst_crop));
   cell(percent(t.enlarged), "enlarged", t.enlarged > 0.3 ? "warn" : "");
-  if (d.clips) cell(d.clips.items === null ? "–" : int(d.clips.items), "items an epoch");
-  else cell(int(t.batches), `batches an epoch (${d.batches_of}), ${int(t.short_batches)} not full`);
+  cell(int(t.buckets), `${of(t.buckets, "bucket")} used${d.underfilled && !d.clips ? `, ${int(d.underfilled)} never ${d.underfilled === 1 ? "fills" : "fill"} a batch` : ""}`);
+  if (d.clips) cell(d.clips.items === null ? "–" : int(d.clips.items), `${of(d.clips.items, "item")} an epoch`);
+  else cell(int(t.batches), `${t.batches === 1 ? "batch" : "batches"} an epoch (${d.batches_of}), ${int(t.short_batches)} not full`);
   return h("section", { class: "key num", id: "numbers", "aria-label": "Key numbers" }, cells);
 }
 
 function advice(view) {
   return section("advice", "What to change",
-    h("p", { class: "soft" }, "Each line was measured by placing these images again with that one change."),
+    h("p", { class: "soft" }, "The most harmful first. Each line was measured by placing these images again with that one change."),
     h("ul", { class: "advice" }, view.data.advice.map((a) => h("li", {},
-      a.setting === "files" ? aboutFiles(view, a) : h("div", { class: "change" }, h("code", {}, a.setting), h("div", {}, `${a.current} → `, h("b", {}, a.proposed))),
-      h("div", {}, a.why ? h("div", {}, `${a.why}.`) : null,
-        a.gain ? h("div", { class: "effect good" }, `Gain: ${a.gain}`) : null,
-        a.cost ? h("div", { class: "effect warn" }, `Cost: ${a.cost}`) : null)))));
+      a.setting === "files" ? aboutFiles(view, a) : h("div", { class: "change" }, h("code", {}, a.setting), h("div", {}, withCode(`${a.current} → `), h("b", {}, withCode(a.proposed)))),
+      h("div", {}, a.why ? h("div", {}, withCode(`${a.why}.`)) : null,
+        a.gain ? h("div", { class: "effect good" }, "Gain: ", withCode(a.gain)) : null,
+        a.cost ? h("div", { class: "effect warn" }, "Cost: ", withCode(a.cost)) : null)))));
 }
 
 /* A problem of the files themselves: how bad it is, what to do, and where they are listed. */
 const TAGS = { "stops training": "bad", "not trained": "bad", "harms training": "warn" };
 function aboutFiles(view, a) {
   const list = view.data.lists.find((one) => one.key === a.listed && one.count);
-  return h("div", { class: "change" }, h("b", {}, a.current), " ", h("span", { class: `tag ${TAGS[a.harm] || "soft"}` }, a.harm), h("div", {}, `${a.proposed[0].toUpperCase()}${a.proposed.slice(1)}`),
+  return h("div", { class: "change" }, h("b", {}, a.current), " ", h("span", { class: `tag ${TAGS[a.harm] || "soft"}` }, a.harm), h("div", {}, withCode(`${a.proposed[0].toUpperCase()}${a.proposed.slice(1)}`)),
     list ? h("button", { type: "button", class: "bare link", onclick: () => view.showList(list) }, "Show the files") : null);
 }
 
@@ -64,7 +64,7 @@ function buckets(view) {
   const notes = [];
   if (idle) notes.push(`${int(idle)} more ${idle === 1 ? "bucket" : "buckets"} of the set ${idle === 1 ? "holds" : "hold"} no image.`);
   if (rows.length > MOST_ROWS) notes.push(`The first ${int(MOST_ROWS)} of ${int(rows.length)} buckets in the order chosen are shown; kohya-bucket analyze --json lists all.`);
-  if (d.rare.count) notes.push(`${int(d.rare.count)} hold fewer than ${d.rare.below} images.`);
+  if (d.rare.count) notes.push(`${int(d.rare.count)} ${d.rare.count === 1 ? "holds" : "hold"} fewer than ${d.rare.below} images.`);
   return section("buckets", "Buckets", notes.length ? h("p", { class: "soft" }, notes.join(" ")) : null, node);
 }
 
@@ -77,18 +77,35 @@ function trainers(view) {
     sortable(columns, view.data.trainers, { label: "What an epoch trains" }).node);
 }
 
+/* Orders of the sheets, and of the pictures in each: by what they show, largest first. */
+const SHEET_ORDERS = [
+  { name: "Fullest bucket", sheet: (b) => b[2], shot: (row) => row[4] },
+  { name: "Most cut off", sheet: (b) => b[7], shot: (row) => row[4] },
+  { name: "Most enlarged", sheet: (b, rows) => Math.max(...rows.map((row) => row[5])), shot: (row) => row[5] },
+];
+const FIRST_SHEETS = 2; // on a phone, where what follows is to be within reach
+
 function sheets(view) {
-  const d = view.data, used = d.buckets.filter((b) => b[2]).length;
-  const sheets = d.sheets.map((sheet) => {
-    const b = d.buckets[sheet.bucket];
-    return h("section", { class: "sheet", id: `sheet-${sheet.bucket}`, tabindex: "-1", "aria-label": `Bucket ${size(b)}` },
-      h("header", {}, h("h3", {}, size(b)), h("span", { class: "soft num" }, `${images(b[2])}, ${percent(b[6])} cut off on average, ${percent(b[7])} at worst`)),
-      h("div", { class: "shots" }, sheet.shots.map((one) => shot(view, b, one))));
+  const d = view.data, used = d.buckets.filter((b) => b[2]).length, left = used - d.sheets.length;
+  const body = h("div");
+  const made = d.sheets.map((sheet) => {
+    const b = d.buckets[sheet.bucket], shots = sheet.shots.map((one) => [one.row, shot(view, b, one)]), box = h("div", { class: "shots" });
+    const node = h("section", { class: "sheet", id: `sheet-${sheet.bucket}`, tabindex: "-1", "aria-label": `Bucket ${size(b)}` },
+      h("header", {}, h("h3", {}, size(b)), h("span", { class: "soft num" }, cutOff(b[2], b[6], b[7]))), box);
+    return { b, shots, box, node };
   });
-  const left = used - sheets.length;
+  const order = choice("Order", SHEET_ORDERS, (by) => {
+    const down = (list, value) => [...list].sort((p, q) => value(q) - value(p));
+    const sorted = down(made, (one) => by.sheet(one.b, one.shots.map(([row]) => row))).map(({ shots, box, node }) => {
+      box.replaceChildren(...down(shots, ([row]) => by.shot(row)).map(([, figure]) => figure));
+      return node;
+    });
+    const first = onPhone.matches ? sorted.slice(0, FIRST_SHEETS) : sorted, others = sorted.slice(first.length);
+    body.replaceChildren(h("div", { class: "sheets" }, first), ...(others.length ? [h("details", {}, h("summary", {}, `Show ${counted(others.length, "more bucket")}`), h("div", { class: "sheets" }, others))] : []));
+  });
   return section("sheets", "Contact sheets",
-    h("p", { class: "soft" }, `What is cut off is tinted. The fullest bucket first; in each, the image that loses most comes first, the others are spread down to the one that loses least.${left ? ` The ${int(left)} smallest buckets are left out to keep this file small.` : ""}`),
-    h("div", { class: d.sheets.every((sheet) => sheet.shots.length <= 4) ? "sheets tight" : "sheets" }, sheets));
+    help("What these pictures show", h("p", {}, `What is cut off is tinted. Of each bucket the image that loses most is here, and others spread down to the one that loses least. Point at a picture, or tap it, for its numbers.${left ? ` The ${left === 1 ? "smallest bucket is" : `${int(left)} smallest buckets are`} left out to keep this file small.` : ""}`)),
+    order, body);
 }
 
 function focusPanel(view) {
@@ -110,11 +127,23 @@ function shot(view, bucket, { row, picture, kept: share, focus: marked, caption:
     ["left", "top", "width", "height"].forEach((side, i) => { kept.style[side] = `${100 * share[i]}%`; if (mark) mark.style[side] = `${100 * marked[i]}%`; });
     box.append(h("img", { src: uri, alt: `${name}: ${size([width, height])} to ${short}`, decoding: "async" }), kept, ...(mark ? [mark] : []));
   } else box.append(h("span", { class: "missing" }, `${name}: its pixels do not decode`));
-  const caption = h("figcaption", {}, h("span", {}, name.split("/").pop()), h("span", {}, `${size([width, height])} → ${size(bucket)}`),
-    h("span", {}, [loss ? `−${percent(loss)}` : "uncut", scale > 1.001 ? `×${scale.toFixed(2)}` : null].filter(Boolean).join(", ")));
-  caption.style.maxWidth = `${picture ? Math.max(picture[1], 124) : 124}px`;
-  return h("figure", { title: beside ? `${name}\n${beside}` : name },
-    h("button", { type: "button", class: "bare", onclick: () => view.showSize(width, height) }, box), caption);
+  const marks = [loss ? `−${percent(loss)}` : "uncut", scale > 1.001 ? `×${scale.toFixed(2)}` : null].filter(Boolean).join(", ");
+  const caption = h("figcaption", {}, h("b", { class: lossClass(loss) || null }, marks), ` ${name.split("/").pop()}`);
+  caption.style.maxWidth = `${picture ? Math.max(picture[1], 110) : 124}px`;
+  let by = "";
+  const act = () => { if (by !== "touch" || !opens(figure)) view.showSize(width, height); by = ""; };
+  const figure = h("figure", { class: "shot" },
+    h("button", { type: "button", class: "bare", onpointerdown: (event) => { by = event.pointerType; }, onclick: act }, box), caption,
+    h("div", { class: "details" }, [name, `${size([width, height])} → ${short}`, beside].filter(Boolean).map((line) => h("div", {}, line))));
+  return figure;
+}
+
+/* Whether a tap only opens what is said of a picture: the next one acts. A mouse has shown it before it clicks. */
+function opens(figure) {
+  if (figure.classList.contains("open")) return false;
+  for (const other of document.querySelectorAll(".shot.open")) other.classList.remove("open");
+  figure.classList.add("open");
+  return true;
 }
 
 function lists(view) {
@@ -125,7 +154,7 @@ function lists(view) {
     buttons.forEach((button, i) => button.setAttribute("aria-pressed", lists[i] === list));
     const bucketText = (k) => (k < 0 ? "none" : size(d.buckets[k]));
     const columns = list.kind === "notes"
-      ? [{ name: "Image", left: true, value: (r) => r[0], cell: (r) => r[0], cls: "wrap" }, { name: "What", left: true, value: (r) => r[1], cell: (r) => r[1], cls: "wrap" }]
+      ? [{ name: "Image", left: true, value: (r) => r[0], cell: (r) => r[0], cls: "wrap" }, { name: "What", left: true, value: (r) => r[1], cell: (r) => withCode(r[1]), cls: "wrap" }]
       : [
         { name: "Image", left: true, cls: "name", value: (r) => r[0], cell: (r) => h("button", { type: "button", class: "bare" }, r[0]), title: (r) => r[0] },
         { name: "Size", value: (r) => r[1] * r[2], cell: (r) => size([r[1], r[2]]) },
@@ -133,7 +162,7 @@ function lists(view) {
         { name: "Bucket", value: (r) => r[3], cell: (r) => bucketText(r[3]) },
         { name: "Cut off", value: (r) => r[4], cell: (r) => (r[4] < 0 ? "" : h("span", { class: lossClass(r[4]) }, percent(r[4]))) },
         { name: "Scaled", cls: "wide", value: (r) => r[5], cell: (r) => (r[5] < 0 ? "" : `×${r[5].toFixed(2)}`) },
-        ...(list.rows.some((r) => r[6]) ? [{ name: "Note", left: true, cls: "wrap", value: (r) => r[6], cell: (r) => r[6] }] : []),
+        ...(list.rows.some((r) => r[6]) ? [{ name: "Note", left: true, cls: "wrap", value: (r) => r[6], cell: (r) => withCode(r[6]) }] : []),
       ];
     const { node, filter } = sortable(columns, list.rows, {
       label: list.title,
@@ -147,5 +176,7 @@ function lists(view) {
   };
   view.showList = (list) => { show(list); bringIntoView(body, "center"); };
   show(lists[0]);
-  return section("images", "Images that stand out", h("div", { class: "tabs" }, buttons), body);
+  const part = section("images", "Images that stand out", h("div", { class: "tabs" }, buttons), body);
+  setFolded(part, onPhone.matches);
+  return part;
 }

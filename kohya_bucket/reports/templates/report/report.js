@@ -8,13 +8,11 @@ class View {
     this.listeners = [];
     this.root = h("div");
     this.draws = [];
-    const panels = [keyNumbers(this)];
-    if (data.advice.length) panels.push(advice(this));
-    panels.push(this.ask());
+    const changes = data.advice.length ? advice(this) : null, pictures = data.sheets.length ? sheets(this) : null;
+    const panels = [keyNumbers(this), ...(onPhone.matches ? [pictures, changes] : [changes, pictures]), this.ask()];
     if (data.buckets.length) panels.push(buckets(this));
     if (data.trainers.length) panels.push(trainers(this));
     if (data.focus) panels.push(focusPanel(this));
-    if (data.sheets.length) panels.push(sheets(this));
     panels.push(lists(this), this.forTheCurious());
     this.root.append(...panels.filter(Boolean));
     const [example] = data.lists.filter((list) => list.kind === "images" && list.rows.length);

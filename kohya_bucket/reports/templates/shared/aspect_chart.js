@@ -3,16 +3,16 @@ const inPairs = (counts) => counts.filter((_, i) => i % 2 === 0).map((count, i) 
 /* The images' aspects with the buckets below. `look()`: {rule, histogram: {reach, counts, beyond}, buckets, asked}. */
 function aspectChart(look) {
   const isSetRule = (rule) => rule && rule.kind === "set";
-  const box = h("div"), readout = h("p", { class: "readout" });
-  const about = h("p", { class: "soft" });
-  let hist = null;
+  const box = h("div"), readout = h("p", { class: "readout", "aria-live": "polite" });
+  const about = h("p");
+  let hist = null, chosen = null;
   const draw = () => {
     const d = look(), rule = d.rule, isSet = isSetRule(rule);
     hist = d.histogram;
     const used = d.buckets.map((b, k) => ({ bucket: [b[0], b[1]], images: b[2], k }));
     const fullest = [...used].sort((p, q) => q.images - p.images).slice(0, MOST_ROWS);
     about.textContent = isSet
-    ? "Bars count images. Marks below are the buckets, filled where they hold images; dotted lines are the aspects at which images switch to the next bucket."
+    ? "Bars count images. Marks below are the buckets, filled and with their size where they hold images; dotted lines are the aspects at which images switch to the next bucket."
       + (rule.sizes.length > 1 && rule.switching === "midpoint" ? " They are not symmetric: the distance is measured on width / height, so a portrait and the same image in landscape can switch at different aspects." : "")
     : `Bars count images; marks below are ${used.length > MOST_ROWS ? `the ${int(MOST_ROWS)} fullest of the buckets` : "the buckets"} that occur. In this mode there are no fixed switching points: each image brings its bucket.`;
     const width = box.clientWidth || 1000, plot = width < 620 ? 150 : 190, left = 4, right = 4, top = 20;
@@ -50,29 +50,39 @@ function aspectChart(look) {
       if (Math.abs(log) > reach) continue;
       const at = x(log), base = top + plot + 3;
       g.push(s("path", { class: mark.images ? "tick" : "tick idle", d: `M${at} ${base} l3.5 6 h-7 z` }));
-      if (taken.some((other) => Math.abs(other - at) < 11.5)) continue;
+      if (!mark.images || taken.some((other) => Math.abs(other - at) < 11.5)) continue;
       taken.push(at);
-      g.push(s("text", { class: mark.images ? "bucket-label" : "bucket-label idle", "text-anchor": "end", transform: `translate(${at + 3.5} ${labels}) rotate(-90)` }, size(mark.bucket)));
+      g.push(s("text", { class: "bucket-label", "text-anchor": "end", transform: `translate(${at + 3.5} ${labels}) rotate(-90)` }, size(mark.bucket)));
     }
     if (d.asked && d.asked.width) {
       const log = Math.max(-reach, Math.min(reach, Math.log2(d.asked.width / d.asked.height)));
       g.push(s("line", { class: "asked", x1: x(log), x2: x(log), y1: top - 2, y2: top + plot }));
     }
-    const svg = s("svg", { width, height: labels + 62, role: "img", "aria-label": inWords(d, hist) }, g);
-    svg.addEventListener("mousemove", (event) => {
-      const at = (event.offsetX - left) / inner, bin = Math.floor(at * n);
+    const svg = s("svg", { width, height: labels + 62, role: "img", tabindex: 0, "aria-label": inWords(d, hist) }, g);
+    const read = (bin) => {
       if (bin < 0 || bin >= n) return;
+      chosen = bin;
       const from = 2 ** (-reach + (2 * reach * bin) / n), to = 2 ** (-reach + (2 * reach * (bin + 1)) / n);
       const middle = Math.sqrt(from * to);
       const goes = isSet && !rule.no_upscale && rule.max_crop === null ? ` → ${size(rule.sizes[rule.order[countBelow(rule.thresholds, middle)]])}` : "";
       readout.textContent = `Aspect ${from.toFixed(3)} to ${to.toFixed(3)}: ${images(counts[bin])}${goes}`;
-    });
+    };
+    svg.addEventListener("mousemove", (event) => read(Math.floor(((event.offsetX - left) / inner) * n)));
     svg.addEventListener("mouseleave", rest);
+    svg.addEventListener("blur", rest);
+    svg.addEventListener("keydown", (event) => { // from bar to bar
+      const way = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!way) return;
+      event.preventDefault();
+      let bin = chosen === null ? (way > 0 ? 0 : n - 1) : chosen + way;
+      while (bin >= 0 && bin < n && !counts[bin]) bin += way;
+      read(bin);
+    });
     box.replaceChildren(svg);
     rest();
   };
-  const rest = () => { readout.textContent = hist.beyond ? `${images(hist.beyond)} beyond either end ${hist.beyond === 1 ? "is" : "are"} counted in the outermost bars.` : `${matchMedia("(pointer: coarse)").matches ? "Tap" : "Point at"} a bar to read it.`; };
-  return { parts: [about, box, readout], draw };
+  const rest = () => { chosen = null; readout.textContent = hist.beyond ? `${images(hist.beyond)} beyond either end ${hist.beyond === 1 ? "is" : "are"} counted in the outermost bars.` : `${matchMedia("(pointer: coarse)").matches ? "Tap" : "Point at"} a bar to read it.`; };
+  return { parts: [help("How to read this chart", about), box, readout], draw };
 }
 
 /* The chart for those who do not see it. */

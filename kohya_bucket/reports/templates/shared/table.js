@@ -1,10 +1,10 @@
-/* Rows as a table whose columns sort; `columns`: {name, value, cell, left, cls}. The first FIRST_ROWS are drawn, and
+/* Rows as a table whose columns sort; `columns`: {name, value, cell, left, cls}. The first `options.first` are drawn, and
    MOST_ROWS at most when all are asked for. */
 const MOST_ROWS = 400, FIRST_ROWS = 25;
 const classes = (column) => [column.left ? "left" : "", column.cls || ""].join(" ").trim() || null;
 function sortable(columns, rows, options) {
   const body = h("tbody");
-  let by = options.by ?? null, down = options.down ?? true, wanted = "", limit = FIRST_ROWS;
+  let by = options.by ?? null, down = options.down ?? true, wanted = "", limit = options.first ?? FIRST_ROWS;
   const more = h("button", { type: "button", class: "more", onclick: () => { limit = MOST_ROWS; draw(); } });
   const heads = columns.map((column, i) =>
     h("th", { class: classes(column), "aria-sort": "none", scope: "col" },
