@@ -28,7 +28,7 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
-EPOCHS, BATCH, SEEDS = 3, 2, (1, 2)
+EPOCHS, BATCH, SEEDS = 3, 2, range(1, 11)
 # images, processes, workers of each, whether --seed is given
 CASES = [(41, 1, workers, True) for workers in (0, 1, 2, 8)] + [
     (203, 1, 8, True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -124,13 +125,17 @@ def _plain_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[obje
     more = f", the first {_MOST_ROWS} of {count:,}" if count > _MOST_ROWS else ""
     top = "".join(f'<th scope="col">{markup_safe(name)}</th>' for name in head)
     body = "".join(
-        f'<tr><th scope="row">{markup_safe(first)}</th><td>{"</td><td>".join(map(markup_safe, cells))}</td></tr>'
+        f'<tr><th scope="row">{markup_safe(first)}</th><td>{"</td><td>".join(map(_with_commands, cells))}</td></tr>'
         for first, *cells in rows
     )
     return (
         f"<table><caption>{markup_safe(caption + more)}</caption><thead><tr>{top}</tr></thead>"
         f"<tbody>{body}</tbody></table>"
     )
+
+
+def _with_commands(text: object) -> str:
+    return re.sub("`(kohya-bucket[^`]*)`", r"<code>\1</code>", markup_safe(text))
 
 
 _SCRIPTS = [*SHARED_SCRIPTS, "report/size_chart.js", "report/panels.js", "report/report.js"]

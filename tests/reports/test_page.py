@@ -235,12 +235,14 @@ def test_a_chosen_image_counts_as_it_is_stored(browser, tmp_path, ending) -> Non
 
 def test_without_javascript_the_numbers_are_there(tmp_path) -> None:
     table = ImageTable.sized([f"/set/{i}.png" for i in range(9)], np.array([(900, 300)] * 8 + [(0, 0)], dtype=np.int32))
-    table = ImageTable(table.paths, table.sizes, table.repeats, table.orientation, failures={8: "cut off"})
+    table = ImageTable(
+        table.paths, table.sizes, table.repeats, table.orientation, failures={8: "`kohya-bucket fix` turns it"}
+    )
     page, _ = page_of_table(table, tmp_path)
     plain = re.search(r"<noscript>(.*)</noscript>", page, re.DOTALL).group(1)
     bucket = RULES["512"].place([(900, 300)]).bucket(0)
     assert f'<th scope="row">{bucket}</th><td>8</td>' in plain
-    assert '<th scope="row">8.png</th><td>cut off</td>' in plain
+    assert '<th scope="row">8.png</th><td><code>kohya-bucket fix</code> turns it</td>' in plain
     assert re.search(r"<title>(.*)</title>", page).group(1).startswith("set: 8 images in 1 bucket, ")
 
 

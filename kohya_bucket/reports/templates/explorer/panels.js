@@ -42,7 +42,7 @@ function lostTable(lost, reasons) {
   const why = (item) => item.reason || reasons[item.why];
   const columns = [
     { name: "File", left: true, cls: "wrap", value: (item) => item.path, cell: (item) => item.path },
-    { name: "Why", left: true, cls: "wrap", value: why, cell: (item) => withCode(why(item)) },
+    { name: "Why", left: true, cls: "wrap", value: why, cell: (item) => withCommands(why(item)) },
   ];
   const more = lost.length > MOST_ROWS ? ` The first ${int(MOST_ROWS)} of ${int(lost.length)}; the exported list has all.` : "";
   const escaped = (text) => text.replace(/[\u0000-\u001f\u007f]/g, (sign) => `\\x${sign.charCodeAt(0).toString(16).padStart(2, "0")}`);

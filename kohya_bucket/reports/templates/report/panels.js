@@ -20,17 +20,17 @@ function advice(view) {
   return section("advice", "What to change",
     h("p", { class: "soft" }, "The most harmful first. Each line was measured by placing these images again with that one change."),
     h("ul", { class: "advice" }, view.data.advice.map((a) => h("li", {},
-      a.setting === "files" ? aboutFiles(view, a) : h("div", { class: "change" }, h("code", {}, a.setting), h("div", {}, withCode(`${a.current} → `), h("b", {}, withCode(a.proposed)))),
-      h("div", {}, a.why ? h("div", {}, withCode(`${a.why}.`)) : null,
-        a.gain ? h("div", { class: "effect good" }, "Gain: ", withCode(a.gain)) : null,
-        a.cost ? h("div", { class: "effect warn" }, "Cost: ", withCode(a.cost)) : null)))));
+      a.setting === "files" ? aboutFiles(view, a) : h("div", { class: "change" }, h("code", {}, a.setting), h("div", {}, withCommands(`${a.current} → `), h("b", {}, withCommands(a.proposed)))),
+      h("div", {}, a.why ? h("div", {}, withCommands(`${a.why}.`)) : null,
+        a.gain ? h("div", { class: "effect good" }, "Gain: ", withCommands(a.gain)) : null,
+        a.cost ? h("div", { class: "effect warn" }, "Cost: ", withCommands(a.cost)) : null)))));
 }
 
 /* A problem of the files themselves: how bad it is, what to do, and where they are listed. */
 const TAGS = { "stops training": "bad", "not trained": "bad", "harms training": "warn" };
 function aboutFiles(view, a) {
   const list = view.data.lists.find((one) => one.key === a.listed && one.count);
-  return h("div", { class: "change" }, h("b", {}, a.current), " ", h("span", { class: `tag ${TAGS[a.harm] || "soft"}` }, a.harm), h("div", {}, withCode(`${a.proposed[0].toUpperCase()}${a.proposed.slice(1)}`)),
+  return h("div", { class: "change" }, h("b", {}, a.current), " ", h("span", { class: `tag ${TAGS[a.harm] || "soft"}` }, a.harm), h("div", {}, withCommands(`${a.proposed[0].toUpperCase()}${a.proposed.slice(1)}`)),
     list ? h("button", { type: "button", class: "bare link", onclick: () => view.showList(list) }, "Show the files") : null);
 }
 
@@ -154,7 +154,7 @@ function lists(view) {
     buttons.forEach((button, i) => button.setAttribute("aria-pressed", lists[i] === list));
     const bucketText = (k) => (k < 0 ? "none" : size(d.buckets[k]));
     const columns = list.kind === "notes"
-      ? [{ name: "Image", left: true, value: (r) => r[0], cell: (r) => r[0], cls: "wrap" }, { name: "What", left: true, value: (r) => r[1], cell: (r) => withCode(r[1]), cls: "wrap" }]
+      ? [{ name: "Image", left: true, value: (r) => r[0], cell: (r) => r[0], cls: "wrap" }, { name: "What", left: true, value: (r) => r[1], cell: (r) => withCommands(r[1]), cls: "wrap" }]
       : [
         { name: "Image", left: true, cls: "name", value: (r) => r[0], cell: (r) => h("button", { type: "button", class: "bare" }, r[0]), title: (r) => r[0] },
         { name: "Size", value: (r) => r[1] * r[2], cell: (r) => size([r[1], r[2]]) },
@@ -162,7 +162,7 @@ function lists(view) {
         { name: "Bucket", value: (r) => r[3], cell: (r) => bucketText(r[3]) },
         { name: "Cut off", value: (r) => r[4], cell: (r) => (r[4] < 0 ? "" : h("span", { class: lossClass(r[4]) }, percent(r[4]))) },
         { name: "Scaled", cls: "wide", value: (r) => r[5], cell: (r) => (r[5] < 0 ? "" : `×${r[5].toFixed(2)}`) },
-        ...(list.rows.some((r) => r[6]) ? [{ name: "Note", left: true, cls: "wrap", value: (r) => r[6], cell: (r) => withCode(r[6]) }] : []),
+        ...(list.rows.some((r) => r[6]) ? [{ name: "Note", left: true, cls: "wrap", value: (r) => r[6], cell: (r) => withCommands(r[6]) }] : []),
       ];
     const { node, filter } = sortable(columns, list.rows, {
       label: list.title,

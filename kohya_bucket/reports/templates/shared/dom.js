@@ -67,8 +67,8 @@ const scrolling = (label, ...children) => h("div", { class: "scroll", tabindex: 
 /* What explains a part, behind a mark that opens it. */
 const help = (about, ...children) => h("details", { class: "help" }, h("summary", { "aria-label": about }, "?"), h("div", { class: "soft" }, children));
 
-/* A text with its `code` as code, and each command with a button that copies it. */
-const withCode = (text) => text.split("`").map((part, i) => (i % 2 === 0 ? part : part.startsWith("kohya-bucket") ? chip(part) : h("code", {}, part)));
+/* A text with a button beside each command in it, which copies it. */
+const withCommands = (text) => text.split(/`(kohya-bucket[^`]*)`/).map((part, i) => (i % 2 ? chip(part) : part));
 function chip(command) {
   const code = h("code", {}, command), says = h("span", { role: "status", class: "unseen" });
   const button = h("button", { type: "button", "aria-label": `Copy ${command}`, onclick: async () => {
