@@ -235,9 +235,8 @@ def test_a_chosen_image_counts_as_it_is_stored(browser, tmp_path, ending) -> Non
 
 def test_without_javascript_the_numbers_are_there(tmp_path) -> None:
     table = ImageTable.sized([f"/set/{i}.png" for i in range(9)], np.array([(900, 300)] * 8 + [(0, 0)], dtype=np.int32))
-    table = ImageTable(
-        table.paths, table.sizes, table.repeats, table.orientation, failures={8: "`kohya-bucket fix` turns it"}
-    )
+    bad = {8: "`kohya-bucket fix` turns it"}
+    table = ImageTable(table.paths, table.sizes, table.repeats, table.orientation, failures=bad)
     page, _ = page_of_table(table, tmp_path)
     plain = re.search(r"<noscript>(.*)</noscript>", page, re.DOTALL).group(1)
     bucket = RULES["512"].place([(900, 300)]).bucket(0)
