@@ -285,28 +285,29 @@ class Sink(Protocol):
 
 
 class Background:
-    """Writes on its own thread; the encoder waits for the disk only when several batches are behind.
+    """Writes on threads of its own; the encoder waits for the disk only when several batches are behind.
 
-    After an error in `write` nothing more is written, and the next call here raises it.
+    After an error in `write` nothing more is begun, and a following call here raises it.
     """
 
-    def __init__(self, write: Callable[[Any], None]) -> None:
+    def __init__(self, write: Callable[[Any], None], threads: int = 1) -> None:
         self._write_batch, self._failed = write, False
-        self._thread = ThreadPoolExecutor(1, "kohya-bucket-writer")
+        self._threads = ThreadPoolExecutor(threads, "kohya-bucket-writer")
         self._behind: deque[Future[None]] = deque()
 
-    def put(self, batch: Any) -> None:
+    def put(self, batch: Any) -> Future[None]:
         while self._behind and (self._behind[0].done() or len(self._behind) == _MOST_BEHIND):
             self._behind.popleft().result()
-        self._behind.append(self._thread.submit(self._write, batch))
+        self._behind.append(self._threads.submit(self._write, batch))
+        return self._behind[-1]
 
     def close(self) -> None:
-        """Write everything that was put, or after an error only what is being written, and end the thread."""
+        """Write everything that was put, or after an error only what is being written, and end the threads."""
         try:
             while self._behind:
                 self._behind.popleft().result()
         finally:
-            self._thread.shutdown(cancel_futures=True)
+            self._threads.shutdown(cancel_futures=True)
 
     def __enter__(self) -> Background:
         return self
@@ -318,9 +319,11 @@ class Background:
 
     def _write(self, batch: Any) -> None:
         if not self._failed:
-            self._failed = True  # until it has succeeded
-            self._write_batch(batch)
-            self._failed = False
+            try:
+                self._write_batch(batch)
+            except BaseException:
+                self._failed = True
+                raise
 
 
 class StoreSink:
@@ -443,7 +446,7 @@ def encode_batches(
     wanted: LatentItems,
     encode: BatchEncoder,
     batches: Iterable[DecodedBatch],
-    put: Callable[[EncodedBatch], None],
+    put: Callable[[EncodedBatch], object],
     reporter: Reporter,
     to_do: int,
     seed: int,

@@ -192,6 +192,7 @@ class LatentsStrategy(Protocol):
 class TextStrategy(Protocol):
     """How a model family caches outputs of its text encoders."""
 
+    batch_size: int | None
     cache_to_disk: bool
     skip_disk_cache_validity_check: bool
     get_outputs_npz_path: Any

@@ -1,16 +1,22 @@
-"""Outputs of text encoders that cannot be read now are not encoded again."""
+"""Outputs of text encoders: which captions are encoded, once each and on one thread, and what is kept of them."""
 
 import errno
+import random
+import threading
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
-from kohya_bucket.errors import UnreadableError
-from kohya_bucket.latents.items import Encoding
-from kohya_bucket.trainers.sdscripts.caching.text import TextSession
-from kohya_bucket.trainers.sdscripts.npz.read_write import text_marks
+from kohya_bucket.errors import LatentStoreError, UnreadableError
+from kohya_bucket.latents import items
+from kohya_bucket.trainers.sdscripts.caching import text
+from kohya_bucket.trainers.sdscripts.caching.text import TextSession, cache_text_outputs
+from kohya_bucket.trainers.sdscripts.npz.read_write import CAPTION_KEY, text_marks
 from tests.faults import PASSING, Faults
 
 
@@ -33,13 +39,162 @@ def test_of_a_folder_that_does_not_answer(tmp_path, monkeypatch, code, unchecked
     strategy = Strategy()
     strategy.skip_disk_cache_validity_check = unchecked
     dataset = cast("Any", SimpleNamespace(image_data=images))
-    session = TextSession(dataset, cast("Any", strategy), Encoding(), tmp_path)
+    session = TextSession(dataset, cast("Any", strategy), items.Encoding(), tmp_path)
     made, missing = session.captions
     np.savez(made, hidden_state1=np.zeros(2), **text_marks("a cat"))
-    is_expected = session.methods(lambda _: None)["is_disk_cached_outputs_expected"]
+    is_expected = session.methods(cast("Any", None))["is_disk_cached_outputs_expected"]
     assert (is_expected(made), is_expected(missing)) == (True, False)
     assert not session.reasons
     faults = Faults(tmp_path)
     faults.install(monkeypatch)
     with faults.at(range(1, 100), code), pytest.raises(UnreadableError, match="cannot be read now"):
         is_expected(made)
+
+
+class Encoding:
+    """Outputs are the numbers of a caption's letters; `on_encode` is called with what is encoded so far."""
+
+    def __init__(self) -> None:
+        self.encoded: list[str] = []
+        self.threads: set[int] = set()
+        self.on_encode: Any = lambda _: None
+
+    def encode_tokens_with_weights(self, tokens: list[str]) -> Any:
+        return self.encode_tokens(tokens)
+
+    def encode_tokens(self, tokens: list[str]) -> Any:
+        assert not torch.is_grad_enabled()
+        self.threads.add(threading.get_ident())
+        self.encoded += tokens
+        self.on_encode(self.encoded)
+        return torch.stack([torch.tensor([*text.encode().ljust(40)], dtype=torch.float32) for text in tokens])
+
+
+class SavingStrategy(Strategy):
+    """As sd-scripts' own; `before_save` is called with the captions of a batch."""
+
+    batch_size, cache_to_disk, asks = 1, True, 1
+
+    def __init__(self) -> None:
+        self.before_save: Any = lambda _: None
+
+    def get_outputs_npz_path(self, image: str) -> str:
+        return f"{image}_te_outputs.npz"
+
+    def is_disk_cached_outputs_expected(self, path: str) -> bool:
+        return Path(path).exists()
+
+    def cache_batch_outputs(self, tokenizing: Any, models: Any, encoding: Any, infos: Any) -> None:
+        captions = [info.caption for info in infos]
+        with torch.no_grad():
+            for _ in range(self.asks):
+                outputs = encoding.encode_tokens_with_weights(captions)
+        self.before_save(captions)
+        for info, row in zip(infos, outputs, strict=True):
+            np.savez(info.text_encoder_outputs_npz, hidden_state1=row.numpy(), pool2=row.numpy()[:3])
+
+
+def cache(folder: Path, captions: list[str], strategy: Any = None, encoding: Any = None, size: int = 1) -> Encoding:
+    """Cache as sd-scripts' loop does, in batches of `size`."""
+    strategy, encoding = strategy or SavingStrategy(), encoding or Encoding()
+    strategy.batch_size = size
+    images = {str(k): SimpleNamespace(absolute_path=str(folder / f"{k}"), caption=c) for k, c in enumerate(captions)}
+    dataset = cast("Any", SimpleNamespace(image_data=images, batch_size=1))
+
+    def original(dataset: Any, models: Any, accelerator: Any) -> None:
+        to_do = []
+        for info in dataset.image_data.values():
+            info.text_encoder_outputs_npz = strategy.get_outputs_npz_path(info.absolute_path)
+            if not strategy.is_disk_cached_outputs_expected(info.text_encoder_outputs_npz):
+                to_do.append(info)
+        for start in range(0, len(to_do), size):
+            strategy.cache_batch_outputs(None, models, encoding, to_do[start : start + size])
+
+    cache_text_outputs(dataset, original, (strategy, None), [], SimpleNamespace(num_processes=1))
+    return encoding
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_files_are_the_same_in_whatever_order_they_are_saved(tmp_path, seed):
+    rng = random.Random(seed)
+    size = rng.choice([1, 1, 2, 3])
+    captions = [rng.choice(["", "a cat", f"caption {k}", f"caption {k}"]) for k in range(25)]
+    strategy, in_turn = SavingStrategy(), SavingStrategy()
+    saved_on = []
+
+    def before_save(_: list[str]) -> None:
+        saved_on.append(threading.get_ident())
+        time.sleep(rng.random() / 100)
+
+    strategy.before_save = before_save
+    in_turn.asks = 2  # which stays on one thread
+    for folder in ("threads", "in turn"):
+        (tmp_path / folder).mkdir()
+    encoding = cache(tmp_path / "threads", captions, strategy, size=size)
+    assert encoding.threads == {threading.get_ident()}
+    assert saved_on.count(threading.get_ident()) == 1 < len(set(saved_on))
+    assert encoding.encoded == list(dict.fromkeys(captions))
+    assert "encode_tokens" not in vars(encoding)
+    assert cache(tmp_path / "in turn", captions, in_turn, size=size).threads == {threading.get_ident()}
+    assert len(contents(tmp_path / "threads")) == len(captions)
+    assert contents(tmp_path / "threads") == contents(tmp_path / "in turn")
+    for k, caption in enumerate(captions):
+        with np.load(tmp_path / "threads" / f"{k}_te_outputs.npz") as file:
+            assert bytes(file["hidden_state1"].astype(np.uint8)).decode().rstrip() == caption
+            assert file[CAPTION_KEY].tobytes().decode() == caption
+    assert cache(tmp_path / "threads", captions, size=size).encoded == []
+    captions[rng.randrange(25)] = "edited"
+    assert cache(tmp_path / "threads", captions, size=size).encoded == ["edited"]
+
+
+@pytest.mark.parametrize("at", range(0, 20, 3))
+def test_an_error_in_one_save_ends_the_run_with_it(tmp_path, at):
+    def before_save(captions: list[str]) -> None:
+        if captions == [f"caption {at}"]:
+            raise OSError(errno.ENOSPC, "full")
+
+    strategy = SavingStrategy()
+    strategy.before_save = before_save
+    with pytest.raises(LatentStoreError, match="TMPDIR"):
+        cache(tmp_path, [f"caption {k}" for k in range(20)], strategy)
+    assert len(cache(tmp_path, [f"caption {k}" for k in range(20)]).encoded) <= 20 - at
+
+
+def test_outputs_that_are_not_finite_are_refused(tmp_path):
+    class Overflowing(Encoding):
+        def encode_tokens(self, tokens: list[str]) -> Any:
+            return super().encode_tokens(tokens) * (np.inf if tokens == ["caption 7"] else 1)
+
+    with pytest.raises(LatentStoreError, match=r"7_te_outputs\.npz.* is not finite"):
+        cache(tmp_path, [f"caption {k}" for k in range(20)], encoding=Overflowing())
+    assert not (tmp_path / "7_te_outputs.npz").exists()
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 9, 20])
+def test_an_interrupt_says_what_is_kept(tmp_path, caplog, at):
+    def interrupt(encoded: list[str]) -> None:
+        if len(encoded) == at:
+            raise KeyboardInterrupt
+
+    encoding, captions = Encoding(), [*(f"caption {k}" for k in range(20)), "caption 0"]
+    encoding.on_encode = interrupt
+    with pytest.raises(KeyboardInterrupt), caplog.at_level("WARNING", logger="kohya_bucket"):
+        cache(tmp_path, captions, encoding=encoding)
+    kept = len(contents(tmp_path))
+    assert at - 1 <= kept <= at
+    assert (f"{kept} of 21 captions kept; the same command goes on" in caplog.text) == (at > 1)
+    assert cache(tmp_path, captions).encoded == captions[at - 1 : 20] + (["caption 0"] if at > 1 and kept < at else [])
+    assert len(contents(tmp_path)) == 21
+
+
+def test_the_time_that_is_left_is_said_once(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(text, "_FIRST_SECONDS", 0.0)
+    with caplog.at_level("INFO", logger="kohya_bucket"):
+        cache(tmp_path, [f"caption {k}" for k in range(9)] + ["caption 0"])
+    assert caplog.text.count("of 9 captions are encoded; the others take about 0 s") == 1
+    assert "9 captions for 10 files were encoded" in caplog.text
+    assert "the encoder ran" in caplog.text

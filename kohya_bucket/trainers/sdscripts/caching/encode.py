@@ -94,7 +94,7 @@ class EncodingLoop:
     model: Any
     load: Load
     options: AdapterOptions
-    keep: Callable[[list[tuple[Any, ...]]], None] | None = None
+    keep: Callable[[list[tuple[Any, ...]]], object] | None = None
     current: ClassVar[EncodingLoop | None] = None  # the one that runs now
     _running: _Batch | None = field(default=None, init=False)
     _saved: list[tuple[Any, ...]] = field(default_factory=list, init=False)

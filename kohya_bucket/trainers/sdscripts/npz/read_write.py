@@ -544,16 +544,14 @@ DROPOUT_KEY = "caption_dropout_rate"  # sd-scripts' own, for some model families
 _OURS = re.compile(rf"(({'|'.join(_PARTS)})(_\d+x\d+)?|{'|'.join(sorted({*TEXT_ARRAYS, *MARKS, DROPOUT_KEY}))})\.npy")
 
 
-def place_text_npz(path: Path, made: Path, marks: Mapping[str, Array]) -> None:
-    """A whole npz of one caption's outputs, and `marks`, in place of those that the file has; nothing is synced.
+def place_text_npz(path: Path, made: bytes, marks: Mapping[str, Array]) -> None:
+    """A whole npz of a caption's outputs, and `marks`, in place of those that the file has; nothing is synced.
 
     Raises:
         LatentStoreError: as `write_arrays`.
     """
-    with open_input(made) as file:
-        content = file.read()
     gone = {f"{name}.npy": "" for name in (*TEXT_ARRAYS, *MARKS, DROPOUT_KEY)}
-    _rewrite(path, lambda _: (gone, marks), made=content, sync=False)
+    _rewrite(path, lambda _: (gone, marks), made=made, sync=False)
 
 
 def text_marks(caption: str | Iterable[str], encoders: str = "", tokens: str = "") -> dict[str, npt.NDArray[np.uint8]]:

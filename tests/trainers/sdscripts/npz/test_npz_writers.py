@@ -191,7 +191,7 @@ def test_what_is_not_ours_stays_byte_for_byte(tmp_path, seed):
     put(path, 3, arch)
     put(path, 3, arch)
     np.savez(tmp_path / "made.npz", t5_out=np.ones(3, np.float32))
-    npz.place_text_npz(path, tmp_path / "made.npz", npz.text_marks("a cat"))
+    npz.place_text_npz(path, (tmp_path / "made.npz").read_bytes(), npz.text_marks("a cat"))
     with np.load(path) as outputs:
         assert np.array_equal(outputs["t5_out"], np.ones(3))
         assert outputs[npz.CAPTION_KEY].tobytes() == b"a cat"
@@ -226,7 +226,7 @@ def test_outputs_of_another_caption_leave_none_behind(tmp_path):
     path = tmp_path / "a_sd3_te.npz"
     np.savez(path, **{name: np.zeros(1) for name in TEXT_ARRAYS}, mine=np.ones(2))
     np.savez(tmp_path / "made.npz", lg_out=np.zeros(3, np.float32))
-    npz.place_text_npz(path, tmp_path / "made.npz", npz.text_marks("a cat"))
+    npz.place_text_npz(path, (tmp_path / "made.npz").read_bytes(), npz.text_marks("a cat"))
     with np.load(path) as file:
         assert sorted(file) == [npz.CAPTION_KEY, "lg_out", "mine"]
 
