@@ -1,10 +1,12 @@
-"""How long images wait for latents: sd-scripts alone, behind the launcher, `precompute`, and nothing but the VAE.
+"""How long images and captions wait: sd-scripts alone, behind the launcher, `precompute`, and nothing but the encoder.
 
-    SD_SCRIPTS_DIR=… PYTHON_OF_SD_SCRIPTS benchmarks/caching.py [--images 300] [--rounds 3] [--output FILE]
+    SD_SCRIPTS_DIR=… PYTHON_OF_SD_SCRIPTS benchmarks/caching.py [--images 300] [--captions 100] [--rounds 3]
 
 The real `train_network.py --cache_latents --cache_latents_to_disk` caches, with the tiny random models of
 `compat_tests/small_models`, and is ended where its caches are made. Each in a process of its own, one after the other
 in each round, on the same images. The VAE alone gets the same buckets and batches as random pixels.
+
+Captions are cached by sd-scripts' real datasets and strategies, one a batch, with encoders that only take time.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "compat_tests")]
 from precompute import make  # noqa: E402
 
 SIDES = ("alone", "launched", "precompute", "vae")
+ENCODER_SECONDS = {"flux": 0.02, "sdxl": 0.01}  # a caption
 
 
 def vae_in(folder: Path):
@@ -122,9 +125,49 @@ def bare(config: Path) -> float:
         return time.perf_counter() - start
 
 
+def captions(folder: Path, family: str, how: str) -> float:
+    """Seconds that sd-scripts caches text-encoder outputs for, of the shapes of a real encoder; or the encoder runs."""
+    from types import SimpleNamespace
+
+    if how == "launched":
+        from kohya_bucket.trainers import sdscripts
+
+        sdscripts.install()
+    sys.path.insert(0, os.environ["SD_SCRIPTS_DIR"])
+    import torch
+    from library import config_util, strategy_base
+    from sdscripts_support import ACCELERATOR, LibraryNames, build_groups
+    from small_text_encoders import make_family
+
+    torch.set_num_threads(1)
+    small = make_family(family, length=512)
+    small.caching._batch_size = 1
+    shapes = {"flux": [(1, 768), (1, 512, 4096), (512, 3)], "sdxl": [(1, 77, 768), (1, 77, 1280), (1, 1280)]}[family]
+    outputs = [torch.randn(shape).to(torch.bfloat16) for shape in shapes]
+
+    def encode_tokens(*_):
+        time.sleep(ENCODER_SECONDS[family])
+        return [*(part.clone() for part in outputs), None][: 4 if family == "flux" else 3]
+
+    if how == "encoder":
+        start = time.perf_counter()
+        for _ in folder.glob("*.txt"):
+            encode_tokens()
+        return time.perf_counter() - start
+    small.encoding.encode_tokens = encode_tokens
+    subset = {"image_dir": str(folder), "caption_extension": ".txt", "num_repeats": 1}
+    library = SimpleNamespace(train_util=LibraryNames(), config_util=config_util)
+    group, _ = build_groups(library, {"datasets": [{"resolution": 64, "subsets": [subset]}]})
+    for kind, strategy in zip(("Tokenize", "TextEncoding", "TextEncoderOutputsCaching"), small, strict=False):
+        getattr(strategy_base, f"{kind}Strategy")._strategy = strategy
+    start = time.perf_counter()
+    group.new_cache_text_encoder_outputs(small.models, ACCELERATOR)
+    return time.perf_counter() - start
+
+
 def run(side: str, config: Path, count: int) -> float:
-    """Images a second of one side, from nothing."""
-    images = config.parent / "images"
+    """Images or captions a second of one side, from nothing."""
+    images = config.parent / ("captions" if "-" in side else "images")
     for path in images.glob("*.npz"):
         path.unlink()
     path = os.pathsep.join([str(ROOT / "compat_tests" / "small_models"), str(ROOT / "compat_tests"), str(ROOT)])
@@ -135,13 +178,13 @@ def run(side: str, config: Path, count: int) -> float:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{side} failed:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
-    if side != "vae":
+    if side != "vae" and not side.endswith("encoder"):
         assert len(list(images.glob("*.npz"))) == count
     return count / float(done.stdout.strip().splitlines()[-1])
 
 
-def page(rounds: list[list[float]], images: int) -> str:
-    """What was measured; each round has a rate for each of `SIDES`."""
+def page(rounds: list[list[float]], of_captions: list[dict[str, float]], images: int) -> str:
+    """What was measured; each round has a rate for each of `SIDES`, and for each family of encoders and way."""
     from origin import commit
 
     names = ("sd-scripts alone", "sd-scripts behind the launcher", "`precompute --format npz`", "the VAE alone")
@@ -161,6 +204,20 @@ def page(rounds: list[list[float]], images: int) -> str:
         )
     of_precompute = sorted(row[1] / row[2] for row in rounds)
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+    lines += [
+        "", "Text-encoder outputs to disk, one caption a batch, with encoders that only take time:", "",
+        "| captions | the encoder alone | sd-scripts alone | behind the launcher | launched by encoder | by alone |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]  # fmt: skip
+    for family in ENCODER_SECONDS:
+        columns = {}
+        for how in ("encoder", "alone", "launched"):
+            columns[how] = [1000 / row[f"{family}-{how}"] for row in of_captions]
+        cells = [f"{statistics.median(took):.0f} ms" for took in columns.values()]
+        for how in ("encoder", "alone"):
+            ratios = sorted(took / other for took, other in zip(columns["launched"], columns[how], strict=True))
+            cells.append(f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+        lines.append(f"| {family} | {' | '.join(cells)} |")
     lines += ["", f"Launched by precompute: {statistics.median(of_precompute):.2f} ({of_precompute[0]:.2f} to "
               f"{of_precompute[-1]:.2f}). {len(rounds)} rounds (medians); {os.cpu_count()} cores, load average "
               f"{load:.1f} at the end; commit {commit()}."]  # fmt: skip
@@ -170,13 +227,19 @@ def page(rounds: list[list[float]], images: int) -> str:
 def main_() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--images", type=int, default=300)
+    parser.add_argument("--captions", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, default=HERE.parent / "results" / "caching.md")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--config", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    from sdscripts_support import write_images
+
     if options.side:
-        if options.side in ("alone", "launched"):
+        if "-" in options.side:
+            family, how = options.side.split("-")
+            seconds = captions(options.config.parent / "captions", family, how)
+        elif options.side in ("alone", "launched"):
             seconds = trainer(options.config, launched=options.side == "launched")
         else:
             seconds = {"precompute": precomputed, "vae": bare}[options.side](options.config)
@@ -184,11 +247,15 @@ def main_() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         config = make(Path(folder) / "data", options.images)
-        rounds = []
+        write_images(config.parent / "captions", [(64, 64)] * options.captions)
+        ways = [f"{family}-{how}" for family in ENCODER_SECONDS for how in ("alone", "launched", "encoder")]
+        rounds, of_captions = [], []
         for _ in range(options.rounds):
             rounds.append([run(side, config, options.images) for side in SIDES])
             print(dict(zip(SIDES, map(round, rounds[-1], [1] * len(SIDES)), strict=True)), flush=True)
-    text = page(rounds, options.images)
+            of_captions.append({way: run(way, config, options.captions) for way in ways})
+            print(of_captions[-1], flush=True)
+    text = page(rounds, of_captions, options.images)
     print(text)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(text, encoding="utf-8")
