@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,16 +28,20 @@ import numpy as np
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.images.parallel import joined_ray, raise_cause
+from kohya_bucket.latents.encode.pipeline import Caching, Reader, threads
 from kohya_bucket.latents.encode.precompute import check_kind, check_numbers, distinct, finish
 from kohya_bucket.latents.encode.worker import (
+    Decoded,
     DecodedBatch,
+    Keeper,
     PrecomputeReport,
     Reporter,
     StoreSink,
     add_batch,
+    decode,
     encode_batches,
+    joined_batch,
     pieces_of,
-    prefetch,
 )
 from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.latents.store.contents import Assigned, SequenceNumbers
@@ -269,58 +273,65 @@ class Actors:
             self._ray.kill(member.actor)
 
 
-def decode_ahead(wanted: LatentItems, batch_size: int, ahead: int, *, as_floats: bool) -> Iterator[DecodedBatch]:
-    """The batches of a piece of one bucket; at most `ahead` of them are decoded in advance."""
-    running: deque[tuple[list[int], Any]] = deque()
-    starts = iter(range(0, len(wanted), batch_size))
-    while True:
-        while len(running) < ahead and (at := next(starts, None)) is not None:
-            items = list(range(at, min(at + batch_size, len(wanted))))
-            running.append((items, _begin(wanted.subset(items), as_floats)))
-        if not running:
-            return
-        items, reference = running.popleft()
-        yield _complete(wanted, items, reference, as_floats)
+_Result = Decoded | str
+"""What was decoded of an item, or why it cannot be."""
 
 
-def _begin(wanted: LatentItems, as_floats: bool) -> Any:
-    import ray
+def _decode(wanted: LatentItems, as_floats: bool) -> list[_Result]:
+    def one(i: int) -> _Result:
+        try:
+            return decode(wanted, i, as_floats=as_floats)
+        except KohyaBucketError as error:
+            return str(error)
 
-    return ray.remote(_decode).options(num_cpus=1, max_retries=2).remote(wanted, as_floats)
+    with ThreadPoolExecutor(len(wanted) if wanted.images.are_remote else 1) as pool:  # requests wait in parallel
+        return list(pool.map(one, range(len(wanted))))
 
 
-def _decode(wanted: LatentItems, as_floats: bool) -> DecodedBatch:
-    n = len(wanted)
-    with ThreadPoolExecutor(n if wanted.images.are_remote else 1) as pool:  # requests wait in parallel
-        return next(prefetch(range(n), wanted, n, pool, n, as_floats=as_floats))
-
-
-def _complete(wanted: LatentItems, items: list[int], reference: Any, as_floats: bool) -> DecodedBatch:
-    """What a task decoded; one image at a time if its process kept dying."""
+def _decode_in_task(wanted: LatentItems, as_floats: bool) -> list[_Result]:
+    """What a task on any machine decodes of all items; one image at a time if its process kept dying."""
     import ray
 
     try:
-        batch: DecodedBatch = ray.get(reference)
+        results: list[_Result] = ray.get(
+            ray.remote(_decode).options(num_cpus=1, max_retries=2).remote(wanted, as_floats)
+        )
     except ray.exceptions.RayTaskError as error:
         raise_cause(error)
     except ray.exceptions.RayError as error:
-        if len(items) == 1:
-            why = f"the process that decodes it died repeatedly ({type(error).__name__}): look at this file"
-            return DecodedBatch([], None, [], [(items[0], why)])
-        singles = [_complete(wanted, [i], _begin(wanted.subset([i]), as_floats), as_floats) for i in items]
-        pixels = [single.pixels for single in singles if single.pixels is not None]
-        done = [i for single in singles for i in single.items]
-        masks = [mask for single in singles for mask in single.masks]
-        failed = [failure for single in singles for failure in single.failed]
-        return DecodedBatch(done, np.concatenate(pixels) if pixels else None, masks, failed)
-    # A task numbers the items that it was given from 0.
-    return replace(
-        batch,
-        items=[items[k] for k in batch.items],
-        # Arrays from Ray are read-only, and an encoder may work in place.
-        pixels=None if batch.pixels is None else np.array(batch.pixels),
-        failed=[(items[k], why) for k, why in batch.failed],
+        if len(wanted) == 1:
+            return [f"the process that decodes it died repeatedly ({type(error).__name__}): look at this file"]
+        return [result for i in range(len(wanted)) for result in _decode_in_task(wanted.subset([i]), as_floats)]
+    return results
+
+
+def decode_ahead(
+    wanted: LatentItems, batch_size: int, ahead: int, failed: Callable[[int, str], object], *, as_floats: bool
+) -> Iterator[DecodedBatch]:
+    """The batches of a piece of one bucket, `ahead` of them decoded at once; `failed` is as for images decoded here."""
+
+    def stop(_: list[int], error: Exception) -> bool:
+        raise error
+
+    reader = Reader[list[int], list[_Result]](
+        read=lambda items: _decode_in_task(wanted.subset(items), as_floats),
+        shape=lambda _: None,
+        most=lambda _: 1,
+        nbytes=lambda _: 0,
+        failed=stop,
+        workers=ahead,
     )
+    every = list(range(len(wanted)))
+    with threads(ahead, "tasks") as pool:
+        for items, results in reader.ahead((every[at : at + batch_size] for at in every[::batch_size]), pool):
+            good = dict[int, Decoded]()
+            for i, result in zip(items, results, strict=True):
+                if isinstance(result, str):
+                    failed(i, result)
+                else:
+                    good[i] = result
+            if good:
+                yield joined_batch(list(good), list(good.values()))
 
 
 class EncoderOnRay:
@@ -351,9 +362,13 @@ class EncoderOnRay:
         report = PrecomputeReport(None, len(piece.wanted))
         # A folder that all machines see, or object storage.
         writer = StoreWriter(run.root, flush_seconds=None, assigned=Assigned(run.above, piece.key))
-        batches = decode_ahead(piece.wanted, run.batch_size, run.ahead, as_floats=encode.on_processor)
         put = partial(add_batch, writer, wanted=piece.wanted, space=self._space)
-        encode_batches(piece.wanted, encode, batches, put, Reporter(report), len(piece.wanted), run.seed)
+        keeper = Keeper(piece.wanted, encode, put, Reporter(report), len(piece.wanted))
+        batches = decode_ahead(
+            piece.wanted, run.batch_size, run.ahead, keeper.fail, as_floats=encode.on_processor
+        )  # fmt: skip
+        with Caching("image", len(piece.wanted), keep=keeper.keep).running() as caching:
+            encode_batches(piece.wanted, encode, batches, caching, run.seed)
         writer.flush()
         notes, self._notes[:] = [*report.notes, *self._notes], []
         earlier, self._busy = self._busy, sum(encoder.busy for encoder in self._encoders.values())

@@ -135,7 +135,7 @@ def test_latents_by_what_imitates_a_library_are_current(tmp_path, monkeypatch):
 def test_floats_made_while_decoding_are_those_of_normalize(tmp_path):
     from concurrent.futures import ThreadPoolExecutor
 
-    from kohya_bucket.latents.encode.worker import prefetch
+    from kohya_bucket.latents.encode.worker import decode_ahead
     from kohya_bucket.latents.items import EncodeOptions, LatentItems
 
     every = (np.arange(64 * 64).reshape(64, 64, 1) + np.array([0, 80, 160, 240])) % 256  # each value in each channel
@@ -147,7 +147,7 @@ def test_floats_made_while_decoding_are_those_of_normalize(tmp_path):
         [str(p) for p in images], data.sizes, data.placement, EncodeOptions("vae"), tmp_path
     )
     with ThreadPoolExecutor(1) as pool:
-        (batch,) = prefetch(range(2), wanted, 2, pool, 1, as_floats=True)
+        (batch,) = decode_ahead(range(2), wanted, 2, pool, 1, pytest.fail, as_floats=True)
     for i, got in zip(batch.items, batch.pixels, strict=True):
         pixels = load_pixels(images[i])
         assert len(np.unique(pixels)) == 256
@@ -159,7 +159,7 @@ def test_floats_made_while_decoding_are_those_of_normalize(tmp_path):
 def test_batches_are_decoded_ahead_into_one_array(tmp_path, as_floats, alpha):
     from concurrent.futures import ThreadPoolExecutor
 
-    from kohya_bucket.latents.encode.worker import prefetch
+    from kohya_bucket.latents.encode.worker import decode_ahead
     from kohya_bucket.latents.items import EncodeOptions, LatentItems
 
     images = make_images(tmp_path / "images", [(64, 64)] * 7 + [(100, 60)] * 3, alpha=alpha)
@@ -170,10 +170,11 @@ def test_batches_are_decoded_ahead_into_one_array(tmp_path, as_floats, alpha):
     wanted = LatentItems.from_placement(
         [str(p) for p in images], data.sizes, data.placement, encoding, tmp_path / "images"
     )
+    failed = []
     with ThreadPoolExecutor(2) as pool:
-        batches = list(prefetch(range(10), wanted, 3, pool, 1, as_floats=as_floats))
-    assert [batch.items for batch in batches] == [[0, 2], [3, 4], [6], [7, 8]]
-    assert [[i for i, _ in batch.failed] for batch in batches] == [[1], [5], [], [9]]
+        batches = list(decode_ahead(range(10), wanted, 3, pool, 1, lambda i, _: failed.append(i), as_floats=as_floats))
+    assert [batch.items for batch in batches] == [[0, 2, 3], [4, 6], [7, 8]]
+    assert failed == [1, 5, 9]
     for batch in batches:
         for i, pixels, mask in zip(batch.items, batch.pixels, batch.masks, strict=True):
             resized, bucket = (tuple(map(int, a[i])) for a in (data.placement.resized_sizes, wanted.bucket_sizes))

@@ -19,6 +19,7 @@ from kohya_bucket.buckets.sizes import as_pair, size_keys, sizes_of_keys
 from kohya_bucket.checks import as_flag, known_keyword, number_of_launch, refuse_other, whole_number
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.latents.dtypes import dtype_name
+from kohya_bucket.latents.encode.pipeline import Caching
 from kohya_bucket.latents.encode.worker import (
     PrecomputeReport,
     Reporter,
@@ -122,7 +123,7 @@ def encode_items(
         reporter.tell(note)
     started = time.monotonic()
     if len(share):
-        encode_missing(share, encode, sink, reporter, read_together, workers or os.cpu_count() or 1, seed)
+        encode_missing(share, encode, sink, reporter, read_together, workers or os.cpu_count() or 1, seed, processes)
     report.seconds = time.monotonic() - started
     finish(reporter, wanted, refused if rank == 0 else [], sink)
     return report
@@ -343,14 +344,18 @@ def precompute_text(
     to_do = sorted(np.flatnonzero(missing).tolist(), key=lambda i: len(items.captions[i].text))  # alike together
     current, elsewhere = len(items) - len(to_do), len(texts) - len(items)
     report = PrecomputeReport(root / TEXT_FOLDER, len(texts), current, reasons=reasons, elsewhere=elsewhere)
+    caching = Caching(
+        "caption", len(to_do), current, keep=lambda made: items.add(sink.writer, *made), flush=sink.flush,
+        processes=processes,
+    )  # fmt: skip
     try:
-        for start in range(0, len(to_do), batch_size):
-            batch = to_do[start : start + batch_size]
-            items.add(sink.writer, batch, encoder.encode([str(items.captions[i].text) for i in batch]))
-            report.encoded += len(batch)
-            if progress is not None:
-                progress(report.encoded, len(to_do))
+        with caching.running():
+            for start in range(0, len(to_do), batch_size):
+                batch = to_do[start : start + batch_size]
+                caching.put((batch, encoder.encode([str(items.captions[i].text) for i in batch])), len(batch))
+                report.encoded += len(batch)
+                if progress is not None:
+                    progress(report.encoded, len(to_do))
     finally:
-        sink.flush()
         sink.finish(all_items)
     return report

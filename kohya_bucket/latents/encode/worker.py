@@ -1,20 +1,17 @@
 """One process' part of a precompute: it decodes, encodes and writes its share of the images.
 
-Threads decode, resize and crop images ahead of the encoder, straight into their batches. Another thread writes encoded
-batches to a sink, so that the encoder does not wait for the disk.
+Threads decode, resize and crop images ahead of the encoder. Another thread writes encoded batches to a sink, so that
+the encoder does not wait for the disk (`pipeline.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import sys
-import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +24,7 @@ from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.resize import require_filter, resize_and_crop, to_floats
 from kohya_bucket.latents.dtypes import carrier
+from kohya_bucket.latents.encode.pipeline import Caching, Reader, threads
 from kohya_bucket.latents.items import LatentItems, Wanted, compare
 from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.latents.store.latent_store import LatentStore
@@ -139,93 +137,67 @@ def pieces_of(wanted: LatentItems, batch_size: int) -> Iterator[tuple[str, npt.N
         yield hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest(), items
 
 
-Pixels = npt.NDArray[np.uint8]
+Pixels = npt.NDArray[Any]  # [H, W, 3] uint8, or [3, H, W] float32 in -1..1
+Mask = npt.NDArray[np.uint8] | None  # [H, W]; None where an image is opaque or no masks are wanted
+Decoded = tuple[Pixels, Mask]
 
 
 @dataclass
 class DecodedBatch:
-    """Images of one bucket: their positions among the wanted items, pixels, and alpha masks, None where the image is
-    opaque or no masks are wanted.
-
-    Pixels are [B, H, W, 3] uint8, or with `as_floats` [B, 3, H, W] float32 in -1..1. `failed` lists (position, reason).
-    """
+    """Images of one bucket: their positions among the wanted items, pixels as one array, and masks."""
 
     items: list[int]
-    pixels: npt.NDArray[Any] | None
-    masks: list[Pixels | None]
-    failed: list[tuple[int, str]]
+    pixels: Pixels
+    masks: list[Mask]
 
 
-@dataclass
-class _Filling:
-    """A batch whose images are being decoded into their rows of `pixels`."""
-
-    bucket: tuple[int, int]
-    pixels: npt.NDArray[Any]
-    items: list[int] = field(default_factory=list)
-    running: list[Future[Pixels | None]] = field(default_factory=list)
-
-    def complete(self) -> DecodedBatch:
-        """Wait for all of its images."""
-        rows, masks, failed = [], [], []
-        for row, (i, future) in enumerate(zip(self.items, self.running, strict=True)):
-            try:
-                masks.append(future.result())
-                rows.append(row)
-            except KohyaBucketError as error:
-                failed.append((i, str(error)))
-        n = len(self.items)
-        pixels = self.pixels[:n] if len(rows) == n else self.pixels[rows]
-        return DecodedBatch([self.items[row] for row in rows], pixels if rows else None, masks, failed)
-
-
-def prefetch(
+def decode_ahead(
     items: Iterable[int],
     wanted: LatentItems,
     batch_size: int,
     pool: ThreadPoolExecutor,
-    ahead: int,
+    workers: int,
+    failed: Callable[[int, str], object],
     *,
     as_floats: bool = False,
 ) -> Iterator[DecodedBatch]:
-    """Yield batches of consecutive `items` that share a bucket, decoding about `ahead` images in advance.
+    """Batches of consecutive `items` that share a bucket; `failed` gets those that cannot be read, and why.
 
     `as_floats` converts on the threads, for encoders on the CPU; other devices get uint8, a quarter of the bytes.
     """
     require_filter(wanted.encoding.interpolation)
-    ahead = max(ahead, batch_size + 1)  # so that the first batch in the queue is always complete
-    filling: deque[_Filling] = deque()
-    source = iter(items)
+    sizes = wanted.bucket_sizes.astype(np.int64).prod(axis=1) * (12 if as_floats else 3)
+    sizes += 4 * np.asarray(wanted.original_sizes).astype(np.int64).prod(axis=1)  # as files are decoded
 
-    def fill() -> None:
-        """Start decoding images into the last batch, or a new one, until `ahead` of them are under way."""
-        running = sum(len(batch.items) for batch in filling)
-        while running < ahead and (i := next(source, None)) is not None:
-            bucket = width, height = as_pair(wanted.bucket_sizes[i])
-            if not filling or filling[-1].bucket != bucket or len(filling[-1].items) == batch_size:
-                shape = (batch_size, 3, height, width) if as_floats else (batch_size, height, width, 3)
-                filling.append(_Filling(bucket, np.empty(shape, np.float32 if as_floats else np.uint8)))
-            batch = filling[-1]
-            batch.running.append(pool.submit(_decode, wanted, i, batch.pixels[len(batch.items)]))
-            batch.items.append(i)
-            running += 1
+    def note(item: int, error: Exception) -> bool:
+        if not isinstance(error, KohyaBucketError):
+            raise error
+        failed(item, str(error))
+        return False
 
-    fill()
-    while filling:
-        done = filling.popleft().complete()
-        fill()  # before the encoder gets the batch
-        yield done
+    reader = Reader[int, Decoded](
+        read=lambda i: decode(wanted, i, as_floats=as_floats),
+        shape=lambda i: as_pair(wanted.bucket_sizes[i]),
+        most=lambda _: batch_size,
+        nbytes=lambda i: int(sizes[i]),
+        failed=note,
+        workers=workers,
+    )
+    for batch, reads in reader.batches(items, pool):
+        yield joined_batch(batch, reads)
 
 
-def lower_priority() -> None:
-    """Let the thread that feeds the encoder run before this one, which decodes."""
-    if sys.platform == "linux":  # elsewhere only processes have priorities
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
+def joined_batch(items: list[int], reads: Sequence[Decoded]) -> DecodedBatch:
+    """One batch of what was decoded of items of one bucket."""
+    return DecodedBatch(items, np.stack([pixels for pixels, _ in reads]), [mask for _, mask in reads])
 
 
-def _decode(wanted: LatentItems, i: int, out: npt.NDArray[Any]) -> Pixels | None:
-    """Write the pixels of item `i` into `out` [H, W, 3] uint8 or [3, H, W] float32; returns its mask."""
+def decode(wanted: LatentItems, i: int, *, as_floats: bool) -> Decoded:
+    """The pixels of item `i` as they are encoded, and its mask.
+
+    Raises:
+        KohyaBucketError: they cannot be read.
+    """
     alpha = wanted.encoding.mask
     pixels = wanted.images.pixels(i, alpha)
     width, height = wanted.original_sizes[i]
@@ -237,14 +209,11 @@ def _decode(wanted: LatentItems, i: int, out: npt.NDArray[Any]) -> Pixels | None
     resized, bucket, crop = (as_pair(sizes[i]) for sizes in (wanted.resized_sizes, wanted.bucket_sizes, wanted.crops))
     pixels = resize_and_crop(pixels, resized, bucket, wanted.encoding.interpolation, crop)
     mask = np.ascontiguousarray(pixels[:, :, 3]) if alpha and (pixels[:, :, 3] != 255).any() else None
-    if out.dtype == np.uint8:
-        out[...] = pixels[:, :, :3]
-    else:
-        to_floats(pixels, out)
-    return mask
-
-
-_MOST_BEHIND = 8
+    if not as_floats:
+        return pixels[:, :, :3], mask
+    floats = np.empty((3, bucket[1], bucket[0]), np.float32)
+    to_floats(pixels, floats)
+    return floats, mask
 
 
 @dataclass
@@ -254,7 +223,7 @@ class EncodedBatch:
     items: list[int]
     plain: torch.Tensor
     flipped: torch.Tensor | None
-    masks: list[npt.NDArray[np.uint8] | None]
+    masks: list[Mask]
 
 
 class Sink(Protocol):
@@ -282,48 +251,6 @@ class Sink(Protocol):
 
     def finish(self, wanted: LatentItems) -> None:
         """Complete the output for the items of all processes."""
-
-
-class Background:
-    """Writes on threads of its own; the encoder waits for the disk only when several batches are behind.
-
-    After an error in `write` nothing more is begun, and a following call here raises it.
-    """
-
-    def __init__(self, write: Callable[[Any], None], threads: int = 1) -> None:
-        self._write_batch, self._failed = write, False
-        self._threads = ThreadPoolExecutor(threads, "kohya-bucket-writer")
-        self._behind: deque[Future[None]] = deque()
-
-    def put(self, batch: Any) -> Future[None]:
-        while self._behind and (self._behind[0].done() or len(self._behind) == _MOST_BEHIND):
-            self._behind.popleft().result()
-        self._behind.append(self._threads.submit(self._write, batch))
-        return self._behind[-1]
-
-    def close(self) -> None:
-        """Write everything that was put, or after an error only what is being written, and end the threads."""
-        try:
-            while self._behind:
-                self._behind.popleft().result()
-        finally:
-            self._threads.shutdown(cancel_futures=True)
-
-    def __enter__(self) -> Background:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close; where the block raised, that error is the one to report."""
-        with contextlib.nullcontext() if kind is None else contextlib.suppress(Exception):
-            self.close()
-
-    def _write(self, batch: Any) -> None:
-        if not self._failed:
-            try:
-                self._write_batch(batch)
-            except BaseException:
-                self._failed = True
-                raise
 
 
 class StoreSink:
@@ -391,12 +318,11 @@ class Reporter:
         say: Callable[[str], None] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        self.report, self._say, self._progress = report, say, progress
+        self.report, self.say, self._progress = report, say or (lambda _: None), progress
 
     def tell(self, text: str) -> None:
         self.report.notes.append(text)
-        if self._say is not None:
-            self._say(text)
+        self.say(text)
 
     def fail(self, path: str, reason: str) -> None:
         why = reason.removeprefix(f"{path}: ")
@@ -408,8 +334,18 @@ class Reporter:
             self._progress(self.report.encoded + len(self.report.failed), to_do)
 
 
+_MOST_IN_ENCODER = 3  # batches that are encoded or kept, whose pixels are held
+
+
 def encode_missing(
-    wanted: LatentItems, encode: BatchEncoder, sink: Sink, reporter: Reporter, batch_size: int, workers: int, seed: int
+    wanted: LatentItems,
+    encode: BatchEncoder,
+    sink: Sink,
+    reporter: Reporter,
+    batch_size: int,
+    workers: int,
+    seed: int,
+    processes: int = 1,
 ) -> None:
     """Encode whatever is missing or stale of a process' share. If this is interrupted, what is encoded stays."""
     report = reporter.report
@@ -421,65 +357,62 @@ def encode_missing(
     report.current = len(wanted) - to_do - len(sink.refused)
     reporter.show(to_do)
     order = read_order(wanted)
-    items = iter(order[missing[order]].tolist())
-    # Decoding threads, the encoder on this thread, and a writing thread, each with work in reserve.
-    ahead = (encode.in_flight + 2) * batch_size + 2 * workers
-    writer = Background(sink.write)
-    with ThreadPoolExecutor(workers, "kohya-bucket-decode", initializer=lower_priority) as pool:
-        try:
+    keeper = Keeper(wanted, encode, sink.write, reporter, to_do)
+    caching = Caching(
+        "image", to_do, report.current, keep=keeper.keep, flush=sink.flush, behind=_MOST_IN_ENCODER,
+        processes=processes, say=reporter.say,
+    )  # fmt: skip
+    try:
+        with caching.running(), threads(workers, "decode") as pool:
+            items = order[missing[order]].tolist()
+            batches = decode_ahead(
+                items, wanted, batch_size, pool, workers, keeper.fail, as_floats=encode.on_processor
+            )  # fmt: skip
             started = time.monotonic()
-            batches = prefetch(items, wanted, batch_size, pool, ahead, as_floats=encode.on_processor)
-            encode_batches(wanted, encode, batches, writer.put, reporter, to_do, seed)
-            report.device_idle = time.monotonic() - started - encode.busy
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-        finally:  # also after Ctrl-C: what is encoded reaches the disk
-            try:
-                writer.close()
-                sink.flush()
-            finally:
-                sink.close()
+            encode_batches(wanted, encode, batches, caching, seed)
+        report.device_idle = time.monotonic() - started - encode.busy
+    finally:
+        sink.close()
 
 
-def encode_batches(
-    wanted: LatentItems,
-    encode: BatchEncoder,
-    batches: Iterable[DecodedBatch],
-    put: Callable[[EncodedBatch], object],
-    reporter: Reporter,
-    to_do: int,
-    seed: int,
-) -> None:
-    """Encode decoded batches and `put` the results; an interrupt still finishes what is in the encoder."""
-    import torch
+@dataclass
+class Keeper:
+    """What becomes of batches that were given to an encoder."""
 
-    begun: deque[tuple[DecodedBatch, Running]] = deque()
+    wanted: LatentItems
+    encode: BatchEncoder
+    write: Callable[[EncodedBatch], object]
+    reporter: Reporter
+    to_do: int
 
-    def finish_first() -> None:
-        batch, running = begun.popleft()
-        done = encode.finish(running)
+    def keep(self, begun: tuple[DecodedBatch, Running]) -> None:
+        """Wait for a batch, and write what is good of it."""
+        batch, running = begun
+        done = self.encode.finish(running)
         for i, bad in zip(batch.items, done.bad, strict=True):
             if bad is not None:
-                reporter.fail(wanted.paths[i], bad)
+                self.fail(i, bad)
         if good := [k for k, bad in enumerate(done.bad) if bad is None]:
             flipped = None if done.flipped is None else done.flipped[good]
             items, masks = [batch.items[k] for k in good], [batch.masks[k] for k in good]
-            put(EncodedBatch(items, done.plain[good], flipped, masks))
-            reporter.report.encoded += len(good)
+            self.write(EncodedBatch(items, done.plain[good], flipped, masks))
+            self.reporter.report.encoded += len(good)
+        self.reporter.show(self.to_do)
 
-    try:
-        for batch in batches:
-            for i, reason in batch.failed:
-                reporter.fail(wanted.paths[i], reason)
-            if batch.items:
-                names = [wanted.sources[i] for i in batch.items]
-                seeds = [noise_seed(seed, name, wanted.collection) for name in names]
-                begun.append((batch, encode.begin(torch.from_numpy(batch.pixels), seeds, names)))
-            if len(begun) == encode.in_flight:
-                finish_first()
-            reporter.show(to_do)
-    finally:
-        while begun:
-            finish_first()
-            reporter.show(to_do)
+    def fail(self, item: int, why: str) -> None:
+        self.reporter.fail(self.wanted.paths[item], why)
+        self.reporter.show(self.to_do)
+
+
+def encode_batches(
+    wanted: LatentItems, encode: BatchEncoder, batches: Iterator[DecodedBatch], caching: Caching, seed: int
+) -> None:
+    """Give decoded batches to an encoder; a GPU has begun the next one while what it made of the last is kept."""
+    import torch
+
+    for batch in caching.ahead(batches):
+        names = [wanted.sources[i] for i in batch.items]
+        seeds = [noise_seed(seed, name, wanted.collection) for name in names]
+        running = encode.begin(torch.from_numpy(batch.pixels), seeds, names)
+        width, height = as_pair(wanted.bucket_sizes[batch.items[0]])
+        caching.put((batch, running), len(names), len(names) * width * height)

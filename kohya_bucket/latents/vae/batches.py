@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -71,6 +72,32 @@ class BatchLimit:
 
             nbytes = torch.cuda.max_memory_allocated(self._device) - self._before
             self._bytes_per_pixel = max(self._bytes_per_pixel, nbytes / (count * size[0] * size[1]))
+
+    def in_parts(
+        self, count: int, size: tuple[int, int], run: Callable[[slice], object], say: Callable[[str], object]
+    ) -> None:
+        """Call `run` for slices of `count` images of `size`, as few as memory allows; `say` hears where it ran out.
+
+        Whatever `run` raises with a single image is raised.
+        """
+        at, most = 0, count
+        # Halve the number of images at once whenever memory runs out, and go on from the first one that is not encoded.
+        while at < count:
+            part = slice(at, min(count, at + min(most, self.most(size))))
+            number = part.stop - at
+            self.begin()
+            try:
+                run(part)
+            except Exception as error:
+                if number == 1 or not is_out_of_memory(error):
+                    raise
+            else:
+                self.went_well(number, size)
+                at = part.stop
+                continue
+            # Here, where the error that kept the run's tensors is gone, memory can be freed.
+            most = self.ran_out(number, size)
+            say(f"out of memory at {size[0]}x{size[1]}: continuing with batches of {most}")
 
     def ran_out(self, count: int, size: tuple[int, int]) -> int:
         """Memory ran out with `count` images of `size`, 2 or more. Frees unused memory; returns how many to try."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from kohya_bucket.latents.vae.batches import is_out_of_memory
@@ -46,6 +49,30 @@ def await_copy(tensor: torch.Tensor, copied: torch.cuda.Event | None) -> None:
         stream = torch.cuda.current_stream(tensor.device)
         stream.wait_event(copied)
         tensor.record_stream(stream)
+
+
+def modes_here(device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+    """What torch has set for this thread (its device, autocast, gradients), to be set on another as a context."""
+    import torch
+
+    if hasattr(torch, "get_autocast_dtype"):
+        kinds = [kind for kind in {device.type, "cpu"} if torch.is_autocast_enabled(kind)]
+        casts = [torch.autocast(kind, torch.get_autocast_dtype(kind)) for kind in kinds]
+    else:  # before torch 2.4
+        casts = [torch.autocast("cuda", torch.get_autocast_gpu_dtype())] if torch.is_autocast_enabled() else []
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+    def modes() -> AbstractContextManager[Any]:
+        stack = ExitStack()
+        if device.type == "cuda":
+            stack.enter_context(torch.cuda.device(device))
+        for cast in casts:
+            stack.enter_context(copy(cast))
+        stack.enter_context(torch.inference_mode(inference))
+        stack.enter_context(torch.set_grad_enabled(grad))
+        return stack
+
+    return modes
 
 
 class Span:

@@ -152,7 +152,6 @@ class BatchEncoder:
         together: images in one call of the encoder; None: as many as fit into memory, if the encoder states its device.
 
     Attributes:
-        in_flight: how many batches to keep begun and unfinished, so that a GPU always has the next one.
         busy: seconds that finished batches were in the encoder.
     """
 
@@ -171,7 +170,6 @@ class BatchEncoder:
         self._side_stream = SideStream(self._device)
         self._limit = BatchLimit(self._device, MOST_TOGETHER if together is None and device is None else together)
         self._turn = threading.Lock()
-        self.in_flight = 2 if self._on_gpu else 1
         self.busy = 0.0
 
     @property
@@ -216,28 +214,19 @@ class BatchEncoder:
 
         height, width = images.shape[2:]
         parts: list[_Distribution] = []
-        at, most = 0, len(images)
-        # Halve the number of images at once whenever memory runs out, and go on from the first one that is not encoded.
-        while at < len(images):
-            part = images[at : at + min(most, self._limit.most((width, height)))]
-            self._limit.begin()
+
+        def run(part: slice) -> None:
             try:
-                parts.append(self._raw(part))
+                parts.append(self._raw(images[part]))
             except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
+                if part.stop - part.start > 1 or not is_out_of_memory(error):
                     raise
-                if len(part) == 1:
-                    raise KohyaBucketError(
-                        f"{names[at]}: out of memory at {width}x{height} pixels, with this image alone; earlier images "
-                        "are stored: use a smaller resolution, a narrower --dtype or another --device"
-                    ) from error
-            else:
-                self._limit.went_well(len(part), (width, height))
-                at += len(part)
-                continue
-            # Here, where the error that kept the run's tensors is gone, memory can be freed.
-            most = self._limit.ran_out(len(part), (width, height))
-            self._say(f"out of memory at {width}x{height}: continuing with batches of {most}")
+                raise KohyaBucketError(
+                    f"{names[part.start]}: out of memory at {width}x{height} pixels, with this image alone; earlier "
+                    "images are stored: use a smaller resolution, a narrower --dtype or another --device"
+                ) from error
+
+        self._limit.in_parts(len(images), (width, height), run, self._say)
         spreads = [spread for _, spread in parts if spread is not None]
         return self._fetched(torch.cat([mean for mean, _ in parts]), torch.cat(spreads) if spreads else None)
 

@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError, StorageError, UnreadableError
+from kohya_bucket.latents.encode.pipeline import Caching
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.vae.batches import BatchLimit
 from kohya_bucket.trainers.door.options import AdapterOptions
@@ -227,9 +228,10 @@ def test_what_cannot_be_copied_ahead_for_want_of_memory_is_copied_later(
     monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
     strategy, dataset = Strategy(2, cache_to_disk=False), dataset_in(tmp_path, ["a.png", "b.png", "c.png"])
-    loop = EncodingLoop(strategy, None, load, AdapterOptions())
-    loop._side_stream._stream = object()
-    loop.run([(info, Condition((64, 64), False, False, False)) for info in dataset.image_data.values()], 1)
+    with Caching("latent", 3, keep=lambda _: None).running() as caching:
+        loop = EncodingLoop(strategy, None, load, AdapterOptions(), caching, to_disk=False)
+        loop._side_stream._stream = object()
+        loop.run([(info, Condition((64, 64), False, False, False)) for info in dataset.image_data.values()], 1)
     assert tried == [2, 1]
     assert strategy.batches == [["a.png", "b.png"], ["c.png"]]
 

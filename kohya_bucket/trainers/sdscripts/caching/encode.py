@@ -1,8 +1,7 @@
 """Latents by the trainer's own strategy, which never waits for images or for the disk.
 
-- Threads load, resize and normalize images ahead of the encoder, by the trainer's own function, one image a call.
-- One thread puts neighbours of one bucket together, and copies them to the device, while the batch before them runs.
-- What a strategy would save is taken from it, and saved on a thread of its own while the next batch runs.
+Of the pipeline (`latents/encode/pipeline.py`) this brings the trainer's own function that loads, resizes and normalizes
+an image, and its strategy, from which what it would save is taken.
 
 A sampled latent's noise depends on the run's seed, the image's name and its size alone, whatever batch, process or run
 encodes it, and nothing is drawn from the generators that training goes on with.
@@ -11,12 +10,11 @@ encodes it, and nothing is drawn from the generators that training goes on with.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -26,8 +24,8 @@ from kohya_bucket.checks import is_first_process
 from kohya_bucket.errors import ConfigError, KohyaBucketError, may_pass, reading
 from kohya_bucket.images.formats import UnreadableImageError, not_loaded
 from kohya_bucket.images.listing import is_folder_away, refuse_if_away
-from kohya_bucket.latents.encode.worker import lower_priority
-from kohya_bucket.latents.vae.batches import BatchLimit, is_out_of_memory
+from kohya_bucket.latents.encode.pipeline import Caching, Reader, threads
+from kohya_bucket.latents.vae.batches import BatchLimit
 from kohya_bucket.latents.vae.device import SideStream, await_copy
 from kohya_bucket.latents.vae.encoder import noise_seed
 from kohya_bucket.texts import one_line
@@ -42,7 +40,6 @@ logger = logging.getLogger("kohya_bucket")
 
 Load = Callable[[list[Any], bool, bool], tuple[Any, list[Any], list[Any], list[Any]]]
 _MOST_WORKERS = 16
-_MOST_AHEAD = 2 << 30  # bytes of images that are loaded ahead, as files are decoded and as floats
 
 
 class Condition(NamedTuple):
@@ -72,8 +69,7 @@ class _Batch:
     loaded: _Loaded
     copied: torch.cuda.Event | None = None
 
-    def part(self, start: int, stop: int) -> _Batch:
-        cut = slice(start, stop)
+    def part(self, cut: slice) -> _Batch:
         return _Batch(self.infos[cut], self.condition, _Loaded(*(values[cut] for values in self.loaded)), self.copied)
 
 
@@ -86,21 +82,21 @@ class EncodingLoop:
         model: the VAE that it encodes with.
         load: the trainer's function that makes tensors of images.
         options: what to do with an image that cannot be read.
-        keep: takes what the strategy would have saved of a batch: the arguments of each image. None where it saves
-            nothing.
+        caching: keeps what the strategy would have saved of a batch, the arguments of each image.
+        to_disk: the strategy saves; else it gives the latents to the images.
     """
 
     strategy: Any
     model: Any
     load: Load
     options: AdapterOptions
-    keep: Callable[[list[tuple[Any, ...]]], object] | None = None
+    caching: Caching
+    to_disk: bool
     current: ClassVar[EncodingLoop | None] = None  # the one that runs now
     _running: _Batch | None = field(default=None, init=False)
     _saved: list[tuple[Any, ...]] = field(default_factory=list, init=False)
     _began: float = field(default=0.0, init=False)
-    _busy: float = field(default=0.0, init=False)
-    _left_out: int = field(default=0, init=False)
+    _put_off: set[int] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         import torch
@@ -126,142 +122,91 @@ class EncodingLoop:
         if not to_do:
             return
         workers = max(1, min((os.cpu_count() or 1) // processes, _MOST_WORKERS, len(to_do)))
-        started, done = time.monotonic(), 0
+        reader = Reader[tuple[Any, Condition], _Loaded](
+            read=self._load,
+            shape=lambda item: item[1],
+            most=lambda condition: self._limit.most(condition.bucket),
+            nbytes=_bytes_of,
+            failed=self._failed,
+            workers=workers,
+        )
         on_gpu = [self._device] if self._device.type == "cuda" else []
-        with (
-            self._as_current(), torch.random.fork_rng(on_gpu),
-            _pool(1, "stage") as stage, _pool(workers, "load") as pool,
-            tqdm(total=len(to_do), unit=" images", disable=not is_first_process()) as bar,
-        ):  # fmt: skip
-            batches = self._batches(deque(to_do), pool, workers)
-            following = stage.submit(next, batches, None)
-            while (batch := following.result()) is not None:
-                following = stage.submit(next, batches, None)
-                self._encode(batch)
-                done += len(batch.infos)
-                bar.total = len(to_do) - self._left_out
-                bar.update(len(batch.infos))
-        seconds = time.monotonic() - started
-        if is_first_process() and done:
-            logger.info(
-                "%d latents were encoded in %.1f s: %.1f images/s; the encoder ran %.0f%% of the time",
-                done, seconds, done / seconds, 100 * self._busy / seconds,
-            )  # fmt: skip
-
-    @contextlib.contextmanager
-    def _as_current(self) -> Iterator[None]:
         EncodingLoop.current = self
         try:
-            yield
+            with (
+                torch.random.fork_rng(on_gpu), threads(workers, "load") as pool,
+                tqdm(total=len(to_do), unit=" images", disable=None if is_first_process() else True) as bar,
+            ):  # fmt: skip
+                for batch in self.caching.ahead(itertools.starmap(self._staged, reader.batches(to_do, pool))):
+                    self._encode(batch)
+                    bar.update(len(batch.infos))
         finally:
             EncodingLoop.current = None
 
     # -- ahead of the encoder, on threads ----------------------------------------------------------
 
-    def _batches(self, to_do: deque[tuple[Any, Condition]], pool: ThreadPoolExecutor, workers: int) -> Iterator[_Batch]:
-        """Batches as they are ready. Images are loaded for the one after next beforehand, and no further.
-
-        An image that cannot be read now is tried once more, after all others: left out of the caches and found
-        readable by the training, it would have no latents.
-        """
-        loading: deque[tuple[Any, Condition, Future[_Loaded]]] = deque()
-        put_off: set[int] = set()
-
-        def load_ahead(most: int) -> None:
-            """Begin to load what a batch of `most` still lacks, and a few images beyond it, as far as memory allows."""
-            held = sum(_bytes_of(info, condition) for info, condition, _ in loading)
-            while to_do and len(loading) < most + 2 * workers:
-                held += _bytes_of(*to_do[0])
-                if loading and held > _MOST_AHEAD:
-                    break
-                info, condition = to_do.popleft()
-                loading.append((info, condition, pool.submit(self._load, info, condition)))
-
-        while to_do or loading:
-            load_ahead(1)
-            condition = loading[0][1]
-            most = self._limit.most(condition.bucket)
-            infos: list[Any] = []
-            loaded: list[_Loaded] = []
-            while loading and loading[0][1] == condition and len(infos) < most:
-                info, _, future = loading.popleft()
-                load_ahead(most)
-                try:
-                    loaded.append(future.result())
-                    infos.append(info)
-                except CancelledError:  # the run ends half-way
-                    return
-                except (MemoryError, ConfigError):
-                    raise
-                except Exception as why:  # whatever a reader raises at what it does not expect
-                    path = str(info.absolute_path)
-                    if not may_pass(why) and not (isinstance(why, FileNotFoundError) and is_folder_away(path)):
-                        leave_out(info, why, self.options)
-                        self._left_out += 1
-                    elif id(info) in put_off:  # for the second time: the run ends
-                        if isinstance(why, OSError):
-                            refuse_if_away(path, why)
-                        with reading(path):
-                            raise
-                    else:
-                        put_off.add(id(info))
-                        to_do.append((info, condition))
-            if infos:
-                yield self._staged(_Batch(infos, condition, _joined(loaded)))
-
-    def _load(self, info: Any, condition: Condition) -> _Loaded:
+    def _load(self, item: tuple[Any, Condition]) -> _Loaded:
+        info, condition = item
         return _Loaded(*self.load([info], condition.alpha_mask, condition.random_crop))
 
-    def _staged(self, batch: _Batch) -> _Batch:
+    def _failed(self, item: tuple[Any, Condition], error: Exception) -> bool:
+        """An image that cannot be read now is tried once more, after all others: left out of the caches and found
+        readable by the training, it would have no latents.
+        """
+        info, _ = item
+        path = str(info.absolute_path)
+        if isinstance(error, ConfigError):
+            raise error
+        if not may_pass(error) and not (isinstance(error, FileNotFoundError) and is_folder_away(path)):
+            leave_out(info, error, self.options)
+            self.caching.to_do -= 1
+        elif id(info) in self._put_off:  # for the second time: the run ends
+            if isinstance(error, OSError):
+                refuse_if_away(path, error)
+            with reading(path):
+                raise error
+        else:
+            self._put_off.add(id(info))
+            return True
+        return False
+
+    def _staged(self, items: list[tuple[Any, Condition]], loaded: list[_Loaded]) -> _Batch:
         """On the device, or on its way there; the strategy copies it where no memory is left beside what runs."""
-        pixels, copied = self._side_stream.send(batch.loaded.pixels)
-        return _Batch(batch.infos, batch.condition, batch.loaded._replace(pixels=pixels), copied)
+        batch = _joined(loaded)
+        pixels, copied = self._side_stream.send(batch.pixels)
+        return _Batch([info for info, _ in items], items[0][1], batch._replace(pixels=pixels), copied)
 
     # -- the encoder ---------------------------------------------------------------------------------
 
     def _encode(self, batch: _Batch) -> None:
         """By the strategy, in as few runs as memory allows."""
-        count = len(batch.infos)
-        size, at = count, 0
-        while at < count:
-            part = batch.part(at, at + size)
-            try:
-                self._encode_at_once(part)
-            except Exception as error:
-                if len(part.infos) == 1 or not is_out_of_memory(error):
-                    raise
-            else:
-                at += len(part.infos)
-                continue
-            # Here, where the error that kept the run's tensors is gone, memory can be freed.
-            size = self._limit.ran_out(len(part.infos), part.condition.bucket)
-            width, height = part.condition.bucket
-            logger.warning("out of memory at %dx%d: continuing with batches of %d", width, height, size)
+        bucket = batch.condition.bucket
+        self._limit.in_parts(
+            len(batch.infos), bucket, lambda cut: self._encode_at_once(batch.part(cut)), logger.warning
+        )
 
     def _encode_at_once(self, batch: _Batch) -> None:
         names = [f"{Path(info.absolute_path).name} {batch.condition.bucket}" for info in batch.infos]
         seeds = [noise_seed(self._seed, name) for name in names]
         self._running, self._saved = batch, []
         self._began = time.monotonic()
-        self._limit.begin()
         self._seed_generators(seeds[0])
         with noise_of_images(seeds):
             self.strategy.cache_batch_latents(self.model, batch.infos, *batch.condition[1:])
-        self._limit.went_well(len(batch.infos), batch.condition.bucket)
-        self._busy += time.monotonic() - self._began
+        self.caching.busy += time.monotonic() - self._began
         self._running = None
         self._refuse_not_finite(batch.infos)
-        if self.keep is not None:
-            self.keep(self._saved)
+        width, height = batch.condition.bucket
+        self.caching.put(self._saved, len(batch.infos), len(batch.infos) * width * height)
 
     def _refuse_not_finite(self, infos: Sequence[Any]) -> None:
         """Raise `LatentStoreError` for latents of the batch that are NaN or infinite, kept in memory or to be saved."""
         in_float16 = str(getattr(self.model, "dtype", "")) == "torch.float16"
         what_to_do = ": this VAE overflows in float16, so train with --no_half_vae" if in_float16 else ""
-        if self.keep is None:
-            made = [(info.latents, getattr(info, "latents_flipped", None)) for info in infos]
-        else:
+        if self.to_disk:
             made = [(arguments[1], *arguments[4:5]) for arguments in self._saved]
+        else:
+            made = [(info.latents, getattr(info, "latents_flipped", None)) for info in infos]
         for info, latents in zip(infos, made, strict=False):  # a strategy may save otherwise than by its method
             refuse_not_finite(latents, f"{info.absolute_path}: its latent", what_to_do)
 
@@ -288,18 +233,9 @@ class EncodingLoop:
         return batch.loaded
 
 
-@contextlib.contextmanager
-def _pool(workers: int, name: str) -> Iterator[ThreadPoolExecutor]:
-    """Threads that give way to the encoder's; where it ends half-way, what they have not begun is not done."""
-    pool = ThreadPoolExecutor(workers, f"kohya-bucket-{name}", initializer=lower_priority)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _bytes_of(info: Any, condition: Condition) -> int:
+def _bytes_of(item: tuple[Any, Condition]) -> int:
     """What an image takes while it is loaded: its own pixels in bytes, and those of its bucket as floats."""
+    info, condition = item
     width, height = info.image_size
     return int(4 * width * height + 16 * condition.bucket[0] * condition.bucket[1])
 

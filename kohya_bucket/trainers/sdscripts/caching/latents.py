@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary, ref
 from kohya_bucket.buckets.sizes import Size, as_pair
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.listing import file_key
-from kohya_bucket.latents.encode.worker import Background
+from kohya_bucket.latents.encode.pipeline import Caching
 from kohya_bucket.latents.fingerprint import Stale, StaleReason, module_hash, source_now
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.ranks import stop_all_ranks_on_error, warn_once
@@ -46,22 +46,27 @@ def cache_latents(
     infos = sorted(dataset.image_data.values(), key=lambda info: info.bucket_reso[0] * info.bucket_reso[1])
     infos = [info for info in infos if info.latents_npz is None]
     if not strategy.cache_to_disk or not infos:
-        EncodingLoop(strategy, model, load, options).run(_in_batches(dataset, infos), processes)
+        caching = Caching("latent", len(infos), keep=lambda _: None, stays=False)
+        with caching.running():
+            loop = EncodingLoop(strategy, model, load, options, caching, to_disk=False)
+            loop.run(_in_batches(dataset, infos), processes)
+        caching.say_speed()
         return
     arch = architecture_read_by(strategy)
     _check_what_is_asked(strategy, arch, options)
     session = CachingSession(dataset, strategy, arch, options, _hash_of(model))
     for info in infos:
         info.latents_npz = session.path_of(info)
-    missing = [info for info in infos[process::processes] if not session.is_expected(info)]
-    try:
-        with Background(session.save_all) as writer:
-            loop = EncodingLoop(strategy, model, load, options, writer.put)
-            with replaced(strategy, {"save_latents_to_disk": loop.take}):
-                loop.run(_in_batches(dataset, missing), processes)
-    except BaseException:
-        session.cache.keep()
-        raise
+    share = infos[process::processes]
+    missing = [info for info in share if not session.is_expected(info)]
+    caching = Caching(
+        "latent", len(missing), len(share) - len(missing), keep=session.save_all, flush=session.cache.flush,
+        processes=processes,
+    )  # fmt: skip
+    loop = EncodingLoop(strategy, model, load, options, caching, to_disk=True)
+    with caching.running(), replaced(strategy, {"save_latents_to_disk": loop.take}):
+        loop.run(_in_batches(dataset, missing), processes)
+    caching.say_speed()
     session.finish()
     say_recached(session.reasons)
 

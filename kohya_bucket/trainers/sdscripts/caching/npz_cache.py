@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import as_pair
-from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.files import GroupedSync
 from kohya_bucket.images.formats import not_loaded
 from kohya_bucket.latents.fingerprint import NOTE, Stale, StaleReason
@@ -79,19 +78,14 @@ class NpzCache:
         latents = read_npz(Path(item.path), as_pair(item.bucket_reso), self.arch)
         return latents.flipped, latents.alpha_mask
 
-    def keep(self) -> None:
-        """Where the loop ended half-way, by Ctrl-C or an error: put on disk what is encoded."""
-        with suppress(LatentStoreError):  # there is an error already
-            self._wait_for_the_disk()
-
-    def _wait_for_the_disk(self) -> None:
+    def flush(self) -> None:
+        """Wait for the disk."""
         try:
             self._groups.finish()
         finally:
             self._pool.shutdown()
 
     def finish(self) -> None:
-        self._wait_for_the_disk()
         if self.moved:
             logger.info("%d latents were cached by another version, and are put where this one finds them", self.moved)
         wait_for_ranks()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -172,18 +171,13 @@ class ShardCache:
         strategy._kohya_bucket_readers = readers
         strategy.load_latents_from_disk = partial(_load, readers)  # travels to spawned workers
 
-    def commit(self) -> None:
+    def flush(self) -> None:
+        """Put on disk what was added."""
         if self._writer is not None:
             self._writer.flush()
 
-    def keep(self) -> None:
-        """Where a loop ended half-way, by Ctrl-C or an error: put on disk what is encoded."""
-        with suppress(LatentStoreError):  # the first error is the one to report
-            self.commit()
-
     def finish(self) -> None:
-        """Put on disk what every process has added, with a manifest of all, and see it."""
-        self.commit()
+        """See what every process has added, with a manifest of all."""
         wait_for_ranks()
         if is_first_process():
             self.refresh()

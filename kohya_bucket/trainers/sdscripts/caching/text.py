@@ -6,37 +6,40 @@ captions, the first one gets the usual file and the others get further ones.
 
 from __future__ import annotations
 
-import itertools
+import io
 import logging
 import os
 import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
-from zipfile import is_zipfile
+
+import numpy as np
 
 from kohya_bucket.checks import is_first_process
 from kohya_bucket.errors import ConfigError, LatentStoreError
 from kohya_bucket.images.listing import file_key
+from kohya_bucket.latents.encode.pipeline import Caching
 from kohya_bucket.latents.encode.text_encoder import SAMPLE, encoders_hash, tokens_hash
 from kohya_bucket.latents.fingerprint import Stale, StaleReason
 from kohya_bucket.latents.items import Caption, Encoding
 from kohya_bucket.latents.store.storage import is_there
+from kohya_bucket.latents.vae.device import Span, modes_here
 from kohya_bucket.texts import counted
 from kohya_bucket.trainers.door.ranks import end_run, stop_all_ranks_on_error, wait_for_ranks, warn_once
-from kohya_bucket.trainers.sdscripts.caching.one_encoder import OneEncoder
 from kohya_bucket.trainers.sdscripts.caching.session import (
     refuse_not_finite,
     replaced,
     shared_by,
-    temporary_folder,
 )
 from kohya_bucket.trainers.sdscripts.npz.names import refuse_too_long
-from kohya_bucket.trainers.sdscripts.npz.read_write import OpenNpz, place_text_npz, text_marks, text_stale_reasons
+from kohya_bucket.trainers.sdscripts.npz.read_write import place_text_npz, text_marks, text_stale_reasons
 from kohya_bucket.trainers.sdscripts.objects import Dataset, ImageRecord, TextStrategy
 from kohya_bucket.trainers.sdscripts.wording import say_recached
 
@@ -47,7 +50,6 @@ Original = Callable[[Any, Any, Any], Any]
 # Ends of the files of sd-scripts' model families: what other strategies save may be of the image too.
 _OF_CAPTION_ALONE = ("_te_outputs.npz", "_sd3_te.npz", "_flux_te.npz", "_lumina_te.npz", "_hi_te.npz", "_anima_te.npz")
 _MOST_SAVED = 4  # captions at once, while another is encoded
-_FIRST_SECONDS = 10.0  # after which the time that is left is known
 
 
 @stop_all_ranks_on_error()
@@ -73,36 +75,19 @@ def cache_text_outputs(
             "the text encoders changed, or a file is cut off"
         )
     encoding = Encoding(encoders_hash(models), tokens_of(tokenizing))
-    with temporary_folder() as folder:
-        session = TextSession(dataset, strategy, encoding, folder)
-        batch_size = strategy.batch_size or dataset.batch_size
-        saving = min((os.cpu_count() or 1) // accelerator.num_processes, _MOST_SAVED // batch_size)
-        encoder = OneEncoder(2 + max(1, saving))
-        try:
-            with replaced(strategy, session.methods(encoder)), encoder.running():
-                original(dataset, models, accelerator)
-        except KeyboardInterrupt:
-            session.say_kept()
-            raise
-    session.say_speed(encoder.busy)
+    session = TextSession(dataset, strategy, encoding)
+    session.cache(original, models, accelerator)
     wait_for_ranks()
     ahead.files.update(session.captions)
     ahead.encoded += len(session.saved)
     say_recached(session.reasons)
 
 
-class Made(NamedTuple):
-    """Outputs as the strategy saved them, in `file`, and the path that they are to get."""
-
-    path: str
-    file: Path
-
-
 class TextSession:
     """One caching call.
 
-    Args:
-        folder: for files that are not in their places yet.
+    A strategy tokenizes, encodes and saves a batch in one method. Several of these calls run at once, on threads of
+    their own, and take turns where they use the tokenizers or the encoders.
 
     Attributes:
         captions: by file.
@@ -110,18 +95,18 @@ class TextSession:
         saved: the files that this process has written.
     """
 
-    def __init__(self, dataset: Dataset, strategy: TextStrategy, encoding: Encoding, folder: Path) -> None:
-        self.strategy, self.encoding, self._folder = strategy, encoding, folder
+    def __init__(self, dataset: Dataset, strategy: TextStrategy, encoding: Encoding) -> None:
+        self.dataset, self.strategy, self.encoding = dataset, strategy, encoding
         self.captions: dict[str, Caption] = {}
         self.reasons: dict[str, list[StaleReason]] = {}
         self.saved: set[str] = set()
         self._accepts = strategy.is_disk_cached_outputs_expected
         self._encode_and_save = strategy.cache_batch_outputs
-        self._numbers = itertools.count()
-        self._current, self._encoded = 0, 0
+        self._made: dict[str, bytes] = {}  # what the strategy has saved, by file, until that is there
         self._to_make: dict[Caption | str, list[str]] = {}  # files by caption, or each by itself
-        self._began, self._told = 0.0, False
         self._paths: dict[str, str] = {}
+        self._turn, self._is_inside = threading.RLock(), False
+        self._encodes_in_turn = False  # known after the first batch: the strategy asks what is given to it for outputs
         captions_of_file = shared_by(strategy).captions
         records: list[ImageRecord] = list(dataset.image_data.values())
         for info in records:
@@ -133,65 +118,101 @@ class TextSession:
             self._of_caption = usual.endswith(_OF_CAPTION_ALONE)
         refuse_too_long(self._paths.items(), "leave --cache_text_encoder_outputs_to_disk out")
 
-    def methods(self, encoder: OneEncoder) -> dict[str, Callable[..., Any]]:
-        """Replacements for the strategy's methods, by name."""
-        return {
+    def cache(self, original: Original, models: Any, accelerator: Any) -> None:
+        """The trainer's own loop over the captions, whose batches are made behind it."""
+        batch_size = self.strategy.batch_size or self.dataset.batch_size
+        saving = min((os.cpu_count() or 1) // accelerator.num_processes, _MOST_SAVED // batch_size)
+        writers = 2 + max(1, saving)  # one is encoded, one tokenized, the others are saved
+        self._device, self._modes = accelerator.device, modes_here(accelerator.device)
+        self._caching = Caching(
+            "caption", 0, keep=self._make, writers=writers, behind=writers, processes=accelerator.num_processes
+        )
+        methods: dict[str, Callable[..., Any]] = {
             "get_outputs_npz_path": self._paths.__getitem__,
             "is_disk_cached_outputs_expected": self._is_expected,
-            "cache_batch_outputs": partial(self._encode, encoder),
+            "cache_batch_outputs": self._put,
         }
+        with ExitStack() as self._patches:
+            self._patches.enter_context(replaced(self.strategy, methods))
+            self._patches.enter_context(replaced(np, {"savez": partial(self._savez, np.savez)}))
+            with self._caching.running():
+                original(self.dataset, models, accelerator)
+        self._caching.say_speed()
 
-    def _encode(self, encoder: OneEncoder, *arguments: Any) -> None:
-        self._began = self._began or time.monotonic()
-        infos: Sequence[Any] = arguments[-1]
-        batch = [Made(info.text_encoder_outputs_npz, self._folder / f"{next(self._numbers)}.npz") for info in infos]
-        keep = partial(self._put_in_place, batch, encoder)
-        encoder.encode(arguments[-2], partial(self._encode_batch, batch, arguments), keep)
-        self._encoded += len(infos)
-        self._say_time_left()
-
-    def _encode_batch(self, batch: Sequence[Made], arguments: Sequence[Any]) -> None:
-        """The strategy saves a batch into a folder of its own."""
+    def _put(self, *arguments: Any) -> None:
         infos = arguments[-1]
-        try:
-            for info, made in zip(infos, batch, strict=True):
-                info.text_encoder_outputs_npz = str(made.file)
-            self._encode_and_save(*arguments)
-        finally:
-            for info, made in zip(infos, batch, strict=True):
-                info.text_encoder_outputs_npz = made.path
+        if not self._caching.encoded:
+            for strategy, prefix in ((arguments[0], "tokenize"), (arguments[-2], "encode_tokens")):
+                in_turn: dict[str, Callable[..., Any]] = {
+                    name: partial(self._in_turn, prefix != "tokenize", getattr(strategy, name))
+                    for name in dir(strategy)
+                    if name.startswith(prefix)
+                }
+                self._patches.enter_context(replaced(strategy, in_turn))
+        files = sum(len(self._equal_to(info.text_encoder_outputs_npz)) for info in infos)
+        self._caching.put(arguments, files)
+        if not self._encodes_in_turn:
+            self._caching.finish()
 
-    def _put_in_place(self, batch: Iterable[Made], encoder: OneEncoder) -> None:
-        """From there each file is put in place whole, also for other images of the same caption.
+    def _in_turn(self, of_encoder: bool, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """In place of a method that uses tokenizers, which work on one thread at a time, or encoders."""
+        with self._turn:
+            if self._caching.stopped:
+                raise CancelledError
+            if self._is_inside or not of_encoder:  # one method of an encoding strategy may use another
+                return function(*arguments, **options)
+            self._is_inside, self._encodes_in_turn, span = True, True, Span(self._device)
+            try:
+                outputs = function(*arguments, **options)
+            finally:
+                self._is_inside = False
+            span.end()
+        self._caching.busy += span.seconds()
+        return outputs
+
+    def _make(self, arguments: tuple[Any, ...]) -> int:
+        """All of a batch, by the strategy; how many files that are."""
+        with self._modes():
+            self._encode_and_save(*arguments)
+        return sum(self._put_in_place(info.text_encoder_outputs_npz) for info in arguments[-1])
+
+    def _savez(self, savez: Callable[..., None], file: Any, *arrays: Any, **named: Any) -> None:
+        """In place of numpy's function: what a strategy saves waits until it is whole, and says what it is of."""
+        if not isinstance(file, str) or file not in self.captions:
+            savez(file, *arrays, **named)
+            return
+        refuse_not_finite(named.values(), f"{file}: what text encoders make of its caption")
+        saved = io.BytesIO()
+        savez(saved, *arrays, **named)
+        self._made[file] = saved.getvalue()
+
+    def _put_in_place(self, path: str) -> int:
+        """A file, and those of other images with the same caption, each whole; how many.
 
         Nothing is synced: what a power failure cuts off shows when every byte is read.
         """
-        for path, file in batch:
-            equal_files = self._equal_to(path) or [path]
-            if not is_zipfile(file):  # it is saved elsewhere, or in a way of the strategy's own
-                if len(equal_files) > 1:
-                    raise LatentStoreError(
-                        f"{path}: is saved in a way that is not known, so images of equal captions cannot share it"
-                    )
-                continue
-            content = file.read_bytes()
-            file.unlink()
-            with OpenNpz(file, content) as made:
-                if made.fault():
-                    arrays = [made.array(name) for name in made.names]
-                    refuse_not_finite(arrays, f"{path}: what text encoders make of its caption")
-            marks = text_marks(self.captions[path].text, self.encoding.encoders, self.encoding.tokens)
-            for number, equal in enumerate(equal_files):
-                if number and encoder.stopped:
-                    break
-                place_text_npz(Path(equal), content, marks)
-                self.saved.add(equal)
+        equal_files = self._equal_to(path) or [path]
+        made = self._made.pop(path, None)
+        if made is None:  # the strategy saves in a way of its own
+            if len(equal_files) > 1:
+                raise LatentStoreError(
+                    f"{path}: is saved in a way that is not known, so images of equal captions cannot share it"
+                )
+            return 1
+        marks = text_marks(self.captions[path].text, self.encoding.encoders, self.encoding.tokens)
+        for number, equal in enumerate(equal_files):
+            if number and self._caching.stopped:
+                return number
+            place_text_npz(Path(equal), made, marks)
+            self.saved.add(equal)
+        return len(equal_files)
 
     def _is_expected(self, path: str) -> bool:
         """Whether the trainer need not encode it: of equal captions it encodes the first."""
         if self._is_current(path):
-            self._current += 1
+            self._caching.current += 1
             return True
+        self._caching.to_do += 1
         equal = self._equal_to(path)
         equal.append(path)
         return len(equal) > 1
@@ -207,35 +228,6 @@ class TextSession:
         if any(reason.kind is not Stale.MISSING for reason in reasons):
             self.reasons[path] = reasons
         return not reasons and bool(self._accepts(path))
-
-    # -- for the user --------------------------------------------------------------------------------
-
-    def _say_time_left(self) -> None:
-        """Once, after the first batches."""
-        seconds, left = time.monotonic() - self._began, len(self._to_make) - self._encoded
-        if left > 0 and seconds > _FIRST_SECONDS and not self._told and is_first_process():
-            self._told = True
-            left_seconds = seconds * left / self._encoded
-            wait = f"{left_seconds / 60:.0f} min" if left_seconds > 120 else f"{left_seconds:.0f} s"
-            captions = counted(len(self._to_make), "caption")
-            logger.info("%s of %s are encoded; the others take about %s", f"{self._encoded:,}", captions, wait)
-
-    def say_speed(self, busy: float) -> None:
-        """`busy` is how many seconds the encoder ran."""
-        if self._encoded and is_first_process():
-            seconds = time.monotonic() - self._began
-            logger.info(
-                "%s for %s were encoded in %.1f s: %.1f captions/s; the encoder ran %.0f%% of the time",
-                counted(self._encoded, "caption"), counted(len(self.saved), "file"), seconds, self._encoded / seconds,
-                100 * busy / seconds,
-            )  # fmt: skip
-
-    def say_kept(self) -> None:
-        """After an interrupt."""
-        if self._encoded and is_first_process():
-            total = self._current + sum(map(len, self._to_make.values()))
-            kept = self._current + len(self.saved)
-            logger.warning("%s of %s kept; the same command goes on", f"{kept:,}", counted(total, "caption"))
 
 
 def _caption_of(info: ImageRecord) -> Caption:
