@@ -256,7 +256,7 @@ def test_of_two_items_for_one_image_and_size_the_newer_counts(tmp_path, image, c
     for seed, (writer, changed) in enumerate(zip(writers, (1, 2), strict=True)):
         os.utime(image, ns=(changed, changed))
         writer.save(cache_item(image, BUCKET, SIZE), latents(seed=seed), ltrb())
-        writer.commit()
+        writer.flush()
     assert len(LatentStore(tmp_path / "store")) == 2
     cache = ShardCache(tmp_path / "store", tmp_path, SDXL)
     assert cache.stale_reasons(cache_item(image, BUCKET, SIZE)) == []

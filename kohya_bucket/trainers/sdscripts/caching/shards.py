@@ -177,7 +177,8 @@ class ShardCache:
             self._writer.flush()
 
     def finish(self) -> None:
-        """See what every process has added, with a manifest of all."""
+        """Put on disk what every process has added, with a manifest of all, and see it."""
+        self.flush()
         wait_for_ranks()
         if is_first_process():
             self.refresh()
