@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -179,8 +179,8 @@ def forget_shared() -> None:
 
 
 @contextmanager
-def replaced(owner: Any, methods: dict[str, Callable[..., Any]]) -> Iterator[None]:
-    """Methods of one of sd-scripts' objects replaced for a while."""
+def replaced(owner: Any, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Methods of one of sd-scripts' objects, or functions of a module, replaced for a while."""
     patches = Patches()
     patches.apply([Replacement(owner, name, method) for name, method in methods.items()], lambda _: False)
     try:

@@ -142,13 +142,11 @@ class TextSession:
     def _put(self, *arguments: Any) -> None:
         infos = arguments[-1]
         if not self._caching.encoded:
-            for strategy, prefix in ((arguments[0], "tokenize"), (arguments[-2], "encode_tokens")):
-                in_turn: dict[str, Callable[..., Any]] = {
-                    name: partial(self._in_turn, prefix != "tokenize", getattr(strategy, name))
-                    for name in dir(strategy)
-                    if name.startswith(prefix)
-                }
-                self._patches.enter_context(replaced(strategy, in_turn))
+            for strategy, name_begins in ((arguments[0], "tokenize"), (arguments[-2], "encode_tokens")):
+                names = [name for name in dir(type(strategy)) if name.startswith(name_begins)]
+                of_encoder = strategy is arguments[-2]
+                methods = {name: partial(self._in_turn, of_encoder, getattr(strategy, name)) for name in names}
+                self._patches.enter_context(replaced(strategy, methods))
         files = sum(len(self._equal_to(info.text_encoder_outputs_npz)) for info in infos)
         self._caching.put(arguments, files)
         if not self._encodes_in_turn:
