@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError, UnreadableError, reading
 from kohya_bucket.images.image_rows import IMAGE_COLUMN, ScannedRows, read_row
-from kohya_bucket.images.listing import absolute_paths
+from kohya_bucket.images.listing import absolute_paths, refuse_if_away
 from kohya_bucket.images.parallel import REQUESTS, for_each
 from kohya_bucket.images.pixels import NO_IMAGE, Pixels, explained, load_pixels
 from kohya_bucket.images.remote import fetched, is_url
@@ -200,12 +200,19 @@ class Origins:
         return container.read(self.names[i], int(self.offset[i]), int(self.length[i]))
 
     def pixels(self, i: int, alpha: bool = False) -> Pixels:
-        """Image `i`, see `load_pixels`. `KohyaBucketError` if it cannot be loaded."""
+        """Image `i`, see `load_pixels`.
+
+        Raises:
+            UnreadableError: it is not at fault itself: see `refuse_if_away`.
+            KohyaBucketError: it cannot be loaded.
+        """
         try:
             return load_pixels(self.fetched(i), alpha=alpha)
         except KohyaBucketError:
             raise
         except NO_IMAGE as error:
+            if isinstance(error, OSError) and not is_url(self.names[i]):
+                refuse_if_away(apart(self.names[i])[0], error)
             raise explained(self.names[i], error) from error
 
     def stamps(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

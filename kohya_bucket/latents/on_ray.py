@@ -42,6 +42,7 @@ from kohya_bucket.latents.encode.worker import (
     encode_batches,
     joined_batch,
     pieces_of,
+    why_not_decoded,
 )
 from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.latents.store.contents import Assigned, SequenceNumbers
@@ -282,7 +283,7 @@ def _decode(wanted: LatentItems, as_floats: bool) -> list[_Result]:
         try:
             return decode(wanted, i, as_floats=as_floats)
         except KohyaBucketError as error:
-            return str(error)
+            return why_not_decoded(error)
 
     with ThreadPoolExecutor(len(wanted) if wanted.images.are_remote else 1) as pool:  # requests wait in parallel
         return list(pool.map(one, range(len(wanted))))

@@ -1,6 +1,7 @@
 """While an encoder has one batch, the next one is begun and the one before is fetched: nothing else is stored."""
 
 import random
+import threading
 import time
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from kohya_bucket.latents import LatentStore, precompute_latents
+from kohya_bucket.latents.encode.pipeline import Background
 from kohya_bucket.latents.vae.device import SideStream, Span, await_copy
 from kohya_bucket.latents.vae.encoder import BatchEncoder
 from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images
@@ -116,3 +118,21 @@ def test_copies_and_times_on_a_gpu(tmp_path: Path, images) -> None:
     on_gpu, here = (latents_in(tmp_path / name) for name in ("OnGpu", "PosteriorStub"))
     assert all(np.allclose(on_gpu[name], here[name], atol=1e-5) for name in here)
     assert 0 <= reports[0].device_idle <= reports[0].seconds
+
+
+def test_after_an_error_nobody_waits_for_what_was_taken_back():
+    begin, begun = threading.Event(), []
+
+    def work(number):
+        begun.append(number)
+        begin.wait(20)
+        raise OSError("no space")
+
+    writer = Background(work)
+    for number in range(3):
+        writer.put(number)
+    begin.set()
+    with pytest.raises(OSError, match="no space"):
+        writer.close()
+    writer.close()
+    assert begun == [0]

@@ -1,5 +1,6 @@
 """Every image once, in its bucket; the next run does what is missing and nothing else."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from PIL import Image
 from kohya_bucket.buckets import KohyaBuckets
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.datasets.images import BucketedDataset
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, UnreadableError
 from kohya_bucket.images.pixels import load_pixels
 from kohya_bucket.images.resize import resize_and_crop
 from kohya_bucket.images.stamps import hash_file
@@ -23,6 +24,7 @@ from kohya_bucket.latents.vae.encoder import noise_seed, normalize
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
 from kohya_bucket.trainers.sdscripts.npz.exchange import import_npz
 from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles
+from tests.faults import Faults
 from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images
 
 
@@ -504,3 +506,23 @@ def test_what_cannot_encode_is_refused(tmp_path: Path) -> None:
         KohyaBucketError, match=r"encoder is a Bare without downsample_factor, latent_channels, scale_f"
     ):
         precompute_latents(None, Bare(), tmp_path)
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.ESTALE], ids=errno.errorcode.get)
+def test_a_folder_that_goes_away_ends_the_run_which_goes_on_when_it_is_back(tmp_path, images, monkeypatch, code):
+    """And no image of it counts as broken."""
+    faults = Faults(images[0].parent)
+    faults.install(monkeypatch)
+
+    class Leaving(MeanEncoder):
+        def encode(self, pixels):
+            faults.failing = range(1, 1 << 30)
+            return super().encode(pixels)
+
+    run = {"images_root": tmp_path, "batch_size": 1, "workers": 1}
+    with faults.at(range(0), code), pytest.raises(UnreadableError):
+        precompute_latents(dataset_of(images), Leaving(), tmp_path / "out", **run)
+    kept = len(LatentStore(tmp_path / "out"))
+    report = precompute_latents(dataset_of(images), MeanEncoder(), tmp_path / "out", **run)
+    assert (report.encoded, report.current, report.failed) == (len(images) - kept, kept, [])
+    assert 0 < kept < len(images)

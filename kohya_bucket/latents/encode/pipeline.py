@@ -158,6 +158,7 @@ class Background:
             self.finish()
         finally:
             self._threads.shutdown(cancel_futures=True)
+            self._behind.clear()  # what was taken back never ends
 
     def _run(self, what: Any) -> None:
         if not self._failed:
@@ -353,9 +354,11 @@ def _watching_interrupts(end: Callable[[], None]) -> Iterator[None]:
                 if interrupts:
                     heard.settimeout(_PATIENCE)
 
-    threading.Thread(target=watch, name="kohya-bucket-interrupts", daemon=True).start()
+    watcher = threading.Thread(target=watch, name="kohya-bucket-interrupts", daemon=True)
+    watcher.start()
     try:
         yield
     finally:
         signal.set_wakeup_fd(before)
         told.close()
+        watcher.join()

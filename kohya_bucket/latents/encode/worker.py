@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import as_pair
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, may_pass
 from kohya_bucket.images.resize import require_filter, resize_and_crop, to_floats
 from kohya_bucket.latents.dtypes import carrier
 from kohya_bucket.latents.encode.pipeline import Caching, Reader, threads
@@ -170,9 +170,7 @@ def decode_ahead(
     sizes += 4 * np.asarray(wanted.original_sizes).astype(np.int64).prod(axis=1)  # as files are decoded
 
     def note(item: int, error: Exception) -> bool:
-        if not isinstance(error, KohyaBucketError):
-            raise error
-        failed(item, str(error))
+        failed(item, why_not_decoded(error))
         return False
 
     reader = Reader[int, Decoded](
@@ -185,6 +183,13 @@ def decode_ahead(
     )
     for batch, reads in reader.batches(items, pool):
         yield joined_batch(batch, reads)
+
+
+def why_not_decoded(error: Exception) -> str:
+    """For the report; the error is raised where an image is not at fault itself."""
+    if may_pass(error) or not isinstance(error, KohyaBucketError):
+        raise error
+    return str(error)
 
 
 def joined_batch(items: list[int], reads: Sequence[Decoded]) -> DecodedBatch:
