@@ -1,8 +1,9 @@
-"""Draws the figures of docs/rules.md into this folder: python docs/figures/draw.py"""
+"""Draws the figures of docs/rules.md and of the README into this folder: python docs/figures/draw.py"""
 
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,7 +43,44 @@ def figures() -> dict[str, Drawing]:
         ),
         "sets-1024.svg": loss_chart(sets, "1024x1024: what a set crops off"),
         "epochs.svg": epochs_chart(),
+        "proof-light.svg": proof_chart(("#ffffff", "#1e2126", "#59606a", "#c8452f", "#0b6f6a")),
+        "proof-dark.svg": proof_chart(("#0d1117", "#e4e5e3", "#9aa1aa", "#f0836c", "#55c7bd")),
     }
+
+
+def measured(result: str, row: str, column: int) -> list[float]:
+    """The numbers in one cell of a table in benchmarks/results, which begin a row with these cells."""
+    text = (HERE.parents[1] / "benchmarks" / "results" / f"{result}.md").read_text(encoding="utf-8")
+    (line,) = re.findall(rf"^\| {re.escape(row)} \|.*", text, re.MULTILINE)
+    return [float(number) for number in re.findall(r"\d+", line.strip("|").split("|")[column])]
+
+
+def proof_chart(colours: tuple[str, str, str, str, str]) -> Drawing:
+    """What sd-scripts misses and how long it waits, alone and with this package, as benchmarks/results has it.
+
+    Args:
+        colours: of the ground, of what leads, of what is beside it, of sd-scripts alone, of this package.
+    """
+    ground, lead, beside, alone, ours = colours
+    case = "41 | 1 | 8 | yes"
+    panels = [
+        ("Images missed in an epoch", "41 images, 8 loader workers", "",
+         [measured("epochs", f"{case} | {who}", 5) for who in ("sd-scripts", "kohya_bucket")]),
+        ("Waiting for latents", "1,000 images, 256 px, tiny VAE, 2 cores", " s",
+         [measured("caching", who, 2) for who in ("sd-scripts alone", "sd-scripts behind the launcher")]),
+    ]  # fmt: skip
+    drawing = Drawing(840, 132, "sd-scripts alone, and with kohya_bucket", ground)
+    for k, (title, about, unit, rows) in enumerate(panels):
+        left, scale = 20.0 + 420 * k, 190 / max(max(row) for row in rows)
+        drawing.text(left, 20, title, size=16, colour=lead, bold=True)
+        drawing.text(left, 42, about, size=12, colour=beside)
+        for i, (who, row) in enumerate(zip(("sd-scripts alone", "with kohya_bucket"), rows, strict=True)):
+            y, colour = 62 + 34 * i, (alone, ours)[i]
+            drawing.text(left, y + 11, who, colour=lead, size=13)
+            drawing.box(left + 134, y, max(scale * max(row), 2), 22, colour)
+            told = " to ".join(f"{number:.0f}" for number in dict.fromkeys(row)) + unit
+            drawing.text(left + 142 + max(scale * max(row), 2), y + 11, told, size=14, colour=lead, bold=True)
+    return drawing
 
 
 def example_runs(gpus: int) -> list[Compared]:

@@ -18,8 +18,8 @@ FONT = "DejaVu Sans, Verdana, Arial, sans-serif"
 class Drawing:
     """Shapes in pixels, the origin at the upper left, painted in the order they were added."""
 
-    def __init__(self, width: int, height: int, title: str = "") -> None:
-        self.width, self.height, self.title = width, height, title
+    def __init__(self, width: int, height: int, title: str = "", ground: str = "#ffffff") -> None:
+        self.width, self.height, self.title, self.ground = width, height, title, ground
         self._shapes: list[str] = []
 
     def line(self, points: list[tuple[float, float]], colour: str, width: float = 1.0) -> None:
@@ -60,7 +60,7 @@ class Drawing:
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width}" height="{self.height}" '
             f'viewBox="0 0 {self.width} {self.height}" font-family="{FONT}" role="img">\n<!-- {MADE_BY} -->\n'
             f"<title>{escape(self.title)}</title>\n"
-            f'<rect width="{self.width}" height="{self.height}" fill="#ffffff"/>\n{shapes}\n</svg>\n'
+            f'<rect width="{self.width}" height="{self.height}" fill="{self.ground}"/>\n{shapes}\n</svg>\n'
         )
 
 

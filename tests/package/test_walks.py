@@ -124,6 +124,34 @@ def test_a_rule_with_an_option_of_its_own_is_three_files(walk: Walk) -> None:
 
 
 @pytest.mark.long
+def test_the_rule_of_the_page_is_known_to_commands_and_configs(walk: Walk) -> None:
+    page = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
+    parts = re.findall(r"<!-- (?:rule|entry): ([^\n]+) -->\n```\w*\n(.*?)```", page, re.DOTALL)
+    (file, text), (before, entry) = parts
+    walk.new(file.removeprefix("kohya_bucket/"), text)
+    walk.insert("buckets/rules/registry.py", f"    {before}", entry.rstrip())
+    out = walk.run(
+        COMMAND
+        + """
+    import numpy as np
+    from kohya_bucket.buckets import Reason
+    from kohya_bucket.buckets.rules.floored import FlooredBuckets
+    from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, rule_for
+    from kohya_bucket.trainers.door.options import AdapterOptions
+
+    (found,) = json.loads(command("simulate", "1000x700", "--rule", "floored", "--json"))
+    print(found["bucket"]["width"], found["bucket"]["height"])
+    options = AdapterOptions.from_tables(("a config", {"rule": "floored"}))
+    print(rule_for(DatasetKeys((512, 512), True, bucket_reso_steps=32), options).assign(1000, 700))
+    placement = FlooredBuckets(64).place([(1000, 700), (60, 700), (0, 0)])
+    print([reason.name for reason in map(Reason, placement.reasons.tolist())])
+    """
+    ).splitlines()
+    assert out == ["960 640", "992x672", "['PLACED', 'TOO_SMALL', 'UNREADABLE']"]
+    assert "then says 960x640" in page
+
+
+@pytest.mark.long
 def test_a_remainder_policy_is_two_files(walk: Walk) -> None:
     walk.insert("planning/ledger.py", "    CAUGHT = 6", "    FIRST = 7")
     walk.insert(

@@ -1,4 +1,4 @@
-"""docs/rules.md: its outputs and figures are what the code gives."""
+"""docs/rules.md: its outputs and figures are what the code gives; so are the README's."""
 
 import doctest
 import importlib.util
@@ -29,7 +29,16 @@ def _draw():
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "name", ["kohya-512.svg", "switching-512.svg", "max-crop-512.svg", "sets-1024.svg", "epochs.svg"]
+    "name",
+    [
+        "kohya-512.svg",
+        "switching-512.svg",
+        "max-crop-512.svg",
+        "sets-1024.svg",
+        "epochs.svg",
+        "proof-light.svg",
+        "proof-dark.svg",
+    ],
 )
 def test_every_figure_is_what_the_code_draws(name) -> None:
     number = re.compile(r"-?\d+\.?\d*")
@@ -40,8 +49,8 @@ def test_every_figure_is_what_the_code_draws(name) -> None:
     np.testing.assert_allclose(*pairs, atol=0.11)
 
 
-def test_the_page_names_every_figure() -> None:
-    text = (DOCS / "rules.md").read_text(encoding="utf-8")
+def test_the_pages_name_every_figure() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "rules.md", DOCS.parent / "README.md"))
     named = set(re.findall(r"figures/([\w-]+\.svg)", text))
     assert named == set(_draw()) == {p.name for p in (DOCS / "figures").glob("*.svg")}
 
