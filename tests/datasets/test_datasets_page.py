@@ -1,6 +1,10 @@
 """What docs/tutorial-loop.md shows runs as printed."""
 
+import os
 import re
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +16,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from kohya_bucket import BucketBatchSampler, cli
+from tests.pictures import make_pictures
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "tutorial-loop.md").read_text(encoding="utf-8")
 
@@ -67,3 +72,27 @@ def test_commands(data: Path) -> None:
         said.append(CliRunner().invoke(cli.app, arguments).stdout)
     assert "3 new" in said[0]
     assert "2 unchanged" in said[1]
+
+
+@pytest.mark.slow
+def test_the_program_that_saves_its_state_goes_on_with_the_next_image(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    paths = make_pictures(tmp_path / "data", [(96, 64), (64, 96), (80, 80)] * 7, caption="a picture")
+    program = block("python", "accelerator.load_state").replace("% 500", "% 3").replace("epoch < 10", "epoch < 2")
+    program = program.replace('KohyaBuckets.for_arch("sdxl")', "KohyaBuckets(64, 32, 128, 32)")
+    told = '        print("trained", *(Path(path).name for path in batch["path"]))\n'
+    told += "        if steps == {}: raise SystemExit(3)\n"
+    line = "        steps += 1\n"
+    assert program.count(line) == 1
+    batches = []
+    for stop, code in ((8, 3), (-1, 0)):  # first stopped in mid-epoch, two steps after it was saved last
+        (tmp_path / "train.py").write_text(program.replace(line, line + told.format(stop)), encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "train.py"], cwd=tmp_path, env={**os.environ, "ACCELERATE_USE_CPU": "true"},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        batches.append([row.split()[1:] for row in done.stdout.splitlines() if row.startswith("trained ")])
+    saved, rest = batches[0][:6], batches[1]
+    assert len(batches[0]) == 8
+    assert Counter(name for batch in (*saved, *rest) for name in batch) == {path.name: 2 for path in paths}
