@@ -1,9 +1,15 @@
 """The numbers of plans in the pages are those of plans."""
 
+import json
 import re
+import shutil
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 from kohya_bucket import plan_epoch
+from tests.pictures import png_header
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -14,6 +20,13 @@ def rows(page: str, first: str) -> list[list[str]]:
     """The cells of each row of a page's tables whose first cell matches `first`."""
     lines = re.findall(rf"^\| ({first}) \|(.*) \|$", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE)
     return [[head, *(cell.strip().replace("`", "") for cell in rest.split("|"))] for head, rest in lines]
+
+
+def pictures_of_the_rules_page() -> list[list[int]]:
+    (block,) = re.findall(r"(>>> rng = .*?)>>> kohya = ", (DOCS / "rules.md").read_text(encoding="utf-8"), re.DOTALL)
+    names = {"np": np}
+    exec(block.replace(">>> ", ""), names)
+    return names["sizes"].tolist()
 
 
 def test_ranks() -> None:
@@ -44,3 +57,50 @@ def test_one_shape_a_step(command_line, tmp_path, monkeypatch) -> None:
     _, out, _ = command_line("plan", config, "--gpus", 4)
     (row,) = [line.split() for line in out.splitlines() if re.match(r" +4 +\d", line)]
     assert (row[1], row[4]) == (steps, repeats)
+
+
+def test_jobs_of_ai_toolkit(command_line, tmp_path) -> None:
+    """The 200 pictures of docs/rules.md in the buckets of the model that the table names."""
+    pytest.importorskip("yaml")
+    page = (DOCS / "ai-toolkit.md").read_text(encoding="utf-8")
+    (arch,) = re.findall(r"at 1024, `arch: (\w+)` \|", page)
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for i, (width, height) in enumerate(pictures_of_the_rules_page()):
+        (folder / f"{i}.png").write_bytes(png_header(width, height))
+        (folder / f"{i}.txt").write_text("a picture", encoding="utf-8")
+    table = rows("ai-toolkit.md", r"batch of \d")
+    assert len(table) == 3
+    for head, alone, kept, merged in table:
+        size = int(head.split()[-1])
+        steps = []
+        for remainder in ("keep", "merge"):
+            process = {
+                "type": "sd_trainer",
+                "datasets": [{"folder_path": str(folder), "caption_ext": "txt", "resolution": [1024]}],
+                "train": {"batch_size": size, "steps": 1},
+                "model": {"name_or_path": "x", "arch": arch},
+            }
+            config = {"name": "one", "kohya_bucket": {"remainder": remainder}, "process": [process]}
+            job = tmp_path / "job.json"
+            job.write_text(json.dumps({"job": "extension", "config": config}), encoding="utf-8")
+            code, out, err = command_line("plan", job, "--gpus", 1, "--json")
+            assert code == 0, err
+            (row,) = json.loads(out)["gpus"]
+            steps.append(row["steps"])
+        repeats = 1 - 200 / (steps[0] * size)  # it fills each last batch with images of its bucket
+        wanted = [f"{steps[0]} steps, {repeats:.0%} of the slots are repeats", f"{steps[0]}, none", str(steps[1])]
+        assert [alone.replace(" %", "%"), kept, merged] == wanted
+
+
+def test_how_many_epochs_the_steps_of_a_preset_are(command_line, tmp_path) -> None:
+    page = (DOCS / "gui.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^1 epoch = \d+ steps; max_train_steps (?:\d+) ends in epoch \d+$", page, re.MULTILINE)
+    preset = {
+        "train_data_dir": str(tmp_path), "max_resolution": "512,512", "enable_bucket": True, "train_batch_size": 2,
+        "max_train_steps": int(re.search(r"max_train_steps (\d+)", shown)[1]),
+    }  # fmt: skip
+    shutil.copytree(ROOT / "configs" / "demo_images", tmp_path / "1_demo")
+    file = tmp_path / "my.json"
+    file.write_text(json.dumps(preset), encoding="utf-8")
+    assert shown in command_line("plan", file)[1].splitlines()

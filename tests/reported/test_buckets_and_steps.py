@@ -72,6 +72,7 @@ def test_sizes_that_are_rounded_down(command_line: Command, size: str) -> None:
 @reported(
     "which images are dropped because their bucket does not fill a batch?",
     "Nerogar/OneTrainer#573",
+    "kohya-ss/sd-scripts#2141",
     "bghira/SimpleTuner#44",
     "kohya-ss/sd-scripts#473",
     trainer="OneTrainer and SimpleTuner leave them out; sd-scripts trains a smaller batch",

@@ -131,6 +131,8 @@ def test_names_in_another_unicode_form(command_line: Command) -> None:  # noqa: 
 @reported(
     "wildcards and several captions of one image have no effect with cached text encoder outputs",
     "kohya-ss/sd-scripts#1750",
+    "kohya-ss/sd-scripts#1583",
+    "kohya-ss/sd-scripts#2361",
     trainer="the outputs are made of the whole text with its braces, and prefix and suffix are left out",
     here="a warning that names the captions and the settings that do nothing",
     command="kohya-bucket plan my.toml --cache-text-encoder-outputs",
