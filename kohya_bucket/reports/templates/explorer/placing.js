@@ -82,7 +82,7 @@ function aspectHistogram(items, bins = 160) {
 
 /* What stands out, by name: which images, and in words. */
 const VIEWS = [
-  { name: "All images", about: "Every image in its bucket, the one that loses most first.", has: (item) => !item.reason },
+  { name: "All images", about: "Every image in its bucket.", has: (item) => !item.reason },
   { name: "Cut off most", about: "More than 10% is cut off.", has: (item) => item.bucket && item.loss > MUCH },
   { name: "Enlarged", about: "Smaller than their bucket: they are scaled up.", has: (item) => item.bucket && item.scale > 1.001 },
   { name: "With a focus", about: "Their crop keeps most of a rectangle.", has: (item) => item.bucket && item.focusCut },

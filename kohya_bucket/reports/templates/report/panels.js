@@ -132,11 +132,17 @@ function shot(view, bucket, { row, picture, kept: share, focus: marked, caption:
   caption.style.maxWidth = `${picture ? Math.max(picture[1], 110) : 124}px`;
   let by = "";
   const act = () => { if (by !== "touch" || !opens(figure)) view.showSize(width, height); by = ""; };
-  const figure = h("figure", { class: "shot" },
+  const figure = h("figure", { class: "shot", onpointerenter: () => keepInside(figure), onfocusin: () => keepInside(figure) },
     h("button", { type: "button", class: "bare", onpointerdown: (event) => { by = event.pointerType; }, onclick: act }, box), caption,
     h("div", { class: "details" }, [name, `${size([width, height])} → ${short}`, beside].filter(Boolean).map((line) => h("div", {}, line))));
   return figure;
 }
+
+/* What is said of a picture opens to the side on which there is room. */
+function keepInside(figure) {
+  figure.classList.toggle("flip", figure.getBoundingClientRect().left + DETAILS_WIDE > document.documentElement.clientWidth);
+}
+const DETAILS_WIDE = 250;
 
 /* Whether a tap only opens what is said of a picture: the next one acts. A mouse has shown it before it clicks. */
 function opens(figure) {

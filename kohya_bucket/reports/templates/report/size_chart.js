@@ -1,12 +1,15 @@
 /* Widths and heights, coloured by what is cut off. */
 function sizeChart(view) {
-  const d = view.data, rule = d.rule, box = h("div"), readout = h("p", { class: "readout" });
+  const d = view.data, rule = d.rule, box = h("div"), readout = h("p", { class: "readout", "aria-live": "polite" });
   const points = d.scatter, xs = points.map((p) => p[0]), ys = points.map((p) => p[1]);
   const area = !rule ? 0 : rule.kind === "no_upscale" ? rule.max_area : Math.max(...rule.sizes.map((b) => b[0] * b[1]));
   // A point's area grows with its images; where every point holds one or two, all stay small.
   const fullest = points.reduce((most, p) => Math.max(most, p[2]), 1), spread = Math.min(3.5, 0.35 * Math.sqrt(fullest));
   const marks = d.buckets.length <= 120 ? d.buckets : [];
   const rest = "Below the dashed line an image has fewer pixels than the largest bucket.";
+  const tell = (best) => { readout.textContent = best ? `${size(best)}${best[2] > 1 ? `, ${int(best[2])} images of about this size` : ""}: ${best[3] < 0 ? "no bucket" : `${percent(best[3])} cut off`}` : rest; };
+  const inOrder = [...points].sort((p, q) => p[0] * p[1] - q[0] * q[1]);
+  let at = -1;
   const draw = () => {
     const width = box.clientWidth || 560, height = Math.min(400, Math.max(300, width * 0.72));
     const left = 42, bottom = 24, top = 8, right = 10;
@@ -42,14 +45,21 @@ function sizeChart(view) {
       const ax = Math.min(Math.max(x(view.asked.width), left), width - right), ay = Math.min(Math.max(y(view.asked.height), top), height - bottom);
       g.push(s("line", { class: "asked", x1: ax - 7, x2: ax + 7, y1: ay, y2: ay }), s("line", { class: "asked", x1: ax, x2: ax, y1: ay - 7, y2: ay + 7 }));
     }
-    const svg = s("svg", { width, height, role: "img", "aria-label": `Widths and heights of the images: ${int(Math.min(...xs))} to ${int(Math.max(...xs))} wide, ${int(Math.min(...ys))} to ${int(Math.max(...ys))} high. The table of buckets and the lists say the same in numbers.` }, g);
+    const svg = s("svg", { width, height, role: "img", tabindex: 0, "aria-label": `Widths and heights of the images: ${int(Math.min(...xs))} to ${int(Math.max(...xs))} wide, ${int(Math.min(...ys))} to ${int(Math.max(...ys))} high. The table of buckets and the lists say the same in numbers.` }, g);
     svg.addEventListener("mousemove", (event) => {
       let best = null, distance = 144;
       for (const p of points) {
         const away = (x(p[0]) - event.offsetX) ** 2 + (y(p[1]) - event.offsetY) ** 2;
         if (away < distance) { best = p; distance = away; }
       }
-      readout.textContent = best ? `${size(best)}${best[2] > 1 ? `, ${int(best[2])} images of about this size` : ""}: ${best[3] < 0 ? "no bucket" : `${percent(best[3])} cut off`}` : rest;
+      tell(best);
+    });
+    svg.addEventListener("keydown", (event) => { // from the smallest image to the largest
+      const way = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1 }[event.key];
+      if (!way) return;
+      event.preventDefault();
+      at = Math.min(Math.max(at + way, 0), inOrder.length - 1);
+      tell(inOrder[at]);
     });
     svg.addEventListener("click", (event) => {
       const w = Math.round(2 ** (x0 + ((event.offsetX - left) / (width - left - right)) * (x1 - x0)));
