@@ -58,13 +58,18 @@ def odd_page(tmp_path_factory) -> str:
     paths = sorted(map(str, folder.iterdir()))
     broken = folder / "broken.png"
     broken.write_bytes(b"nothing")
-    table = ImageTable.sized([*paths, str(broken)], np.array([*sizes, (0, 0)], dtype=np.int32))
+    gif = folder / "moving.gif"
+    Image.new("L", (9, 9)).save(gif)
+    table = ImageTable.sized([*paths, str(broken), str(gif)], np.array([*sizes, (0, 0), (0, 0)], dtype=np.int32))
     orientation = table.orientation.copy()
-    orientation[-2] = 6
+    orientation[-3] = 6
     hashes = [str(i) for i in range(len(paths))]
     hashes[0] = hashes[1]
     names, reasons = table.paths, {len(paths): "no image"}
-    table = ImageTable(names, table.sizes, table.repeats, orientation, failures=reasons, hashes=[*hashes, ""])
+    unlisted = {len(paths) + 1: "no trainer lists it: `kohya-bucket fix` converts it"}
+    table = ImageTable(
+        names, table.sizes, table.repeats, orientation, failures=reasons, unlisted=unlisted, hashes=[*hashes, "", ""]
+    )
     file = folder / "report.html"
     file.write_text(render_page([analyze(Subject("odd", table, KohyaBuckets(512), 4))]), encoding="utf-8")
     return file.as_uri()
@@ -78,7 +83,7 @@ def test_what_is_lost_leads_and_pictures_come_first_on_a_phone(browser, odd_page
         "return [...document.querySelectorAll('.key div')].map((e) => "
         "[e.innerText.replace('\\n', ' '), parseFloat(getComputedStyle(e.firstChild).fontSize)])"
     )
-    assert [text for text, _ in cells[:2]] == ["1 not trained, of 17 images; 1 broken", cells[1][0]]
+    assert [text for text, _ in cells[:2]] == ["2 not trained, of 18 images: 1 broken, 1 not listed", cells[1][0]]
     assert cells[1][0].endswith("cut off, mean")
     assert cells[0][1] == cells[1][1] >= 1.5 * max(tall for _, tall in cells[2:])
     panels = browser.execute_script("return [...document.querySelectorAll('main .panel')].map((e) => e.id)")

@@ -4,8 +4,9 @@
 function keyNumbers(view) {
   const d = view.data, t = d.summary, what = d.clips ? "clip" : "image", cells = [];
   const cell = (value, label, cls, lead) => cells.push(h("div", { class: lead ? "lead" : null }, h("b", { class: cls || null }, value), h("span", {}, label)));
-  const lost = d.broken + t.unplaced, of = (n, one) => (n === 1 ? one : `${one}s`);
-  cell(int(lost), `not trained, of ${counted(d.found, what)}${d.broken ? `; ${int(d.broken)} broken` : ""}`, lost ? "bad" : "", true);
+  const reasons = [[d.broken, "broken"], [d.not_listed, "not listed"], [t.unplaced, "without a bucket"]].filter(([n]) => n);
+  const lost = reasons.reduce((sum, [n]) => sum + n, 0), of = (n, one) => (n === 1 ? one : `${one}s`);
+  cell(int(lost), `not trained, of ${counted(d.found, what)}${lost ? `: ${reasons.map(([n, why]) => `${int(n)} ${why}`).join(", ")}` : ""}`, lost ? "bad" : "", true);
   cell(percent(t.mean_crop), "cut off, mean", lossClass(t.mean_crop * 2), true);
   cell(percent(t.p95_crop), "cut off of 19 in 20, at most", lossClass(t.p95_crop));
   cell(percent(t.worst_crop), "cut off, worst", lossClass(t.worst_crop));
