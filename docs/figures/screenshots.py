@@ -159,8 +159,8 @@ def main(folder: Path = IMAGES) -> None:
             page = shoot(browser, report, 1240, 2400)
             top = below(browser, "sheets")[0]
             parts = {
-                "report": page.crop((0, 0, 1240, top + 300)),
-                "contact-sheets": page.crop((0, top, 900, top + 480)),
+                "report": page.crop((0, 0, 1240, top + 620)),
+                "contact-sheets": page.crop((0, top, 1240, top + 520)),
                 "explorer": shoot(browser, explorer, 1240, 1900),
             }
             parts["explorer-top"] = parts["explorer"].crop((0, 0, 1240, below(browser, "aspects")[1] + 8))
