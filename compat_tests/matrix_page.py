@@ -18,8 +18,8 @@ Each version was run in its own environment, on Linux, with the trainer's real d
 (`compat_tests/matrix.py`, which writes this page; [environments, kinds of runs and skipped
 tests](../compat_tests/results/README.md)). *Training runs* are runs of a real trainer with a tiny model that finished
 and trained the expected images. A version that ends in **-by-hand** is an approximation: the checkout before it, with
-what could be had of the release; in November 2026 no newer ones are known. [What ran on Windows](gui.md#what-was-checked). ai-toolkit (27a03a91) and anima_lora
-(0acdb05b) are [on their page](ai-toolkit.md).
+what could be had of the release; in November 2026 no newer ones are known. [What ran on
+Windows](gui.md#what-was-checked). ai-toolkit (27a03a91) and anima_lora (0acdb05b) are [on their page](ai-toolkit.md).
 """
 _DETAILS_TOP = """# What was run at each version
 
