@@ -182,7 +182,7 @@ def test_a_cached_latent_that_is_not_finite_is_made_again(sd_scripts_dir, data, 
     again = training.trained("again", "npz")
     said = " ".join(again.log.split())  # the trainer's log breaks lines
     assert f"its {name} is not finite (NaN or infinity)" in said
-    assert "1 latents were encoded" in said
+    assert "1 latent was encoded" in said
     assert all(np.isfinite(array).all() for array in np.load(path).values() if array.dtype == np.float32)
     assert np.isfinite([mean for batch in again.batches for one in batch for mean in one["means"]]).all()
 

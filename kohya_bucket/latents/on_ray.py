@@ -320,7 +320,7 @@ def decode_ahead(
         most=lambda _: 1,
         nbytes=lambda _: 0,
         failed=stop,
-        workers=ahead,
+        further=ahead,
     )
     every = list(range(len(wanted)))
     with threads(ahead, "tasks") as pool:

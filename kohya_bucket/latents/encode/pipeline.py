@@ -66,7 +66,7 @@ class Reader(Generic[Item, Read]):
         most: how many items of a shape go together, asked whenever a batch begins.
         nbytes: that an item takes while and after it is read.
         failed: told of an item that could not be read; whether to try it once more, after all others. It may raise.
-        workers: threads.
+        further: how many items are read beyond those of the batch that is asked for.
     """
 
     read: Callable[[Item], Read]
@@ -74,7 +74,7 @@ class Reader(Generic[Item, Read]):
     most: Callable[[Any], int]
     nbytes: Callable[[Item], int]
     failed: Callable[[Item, Exception], bool]
-    workers: int
+    further: int
 
     def ahead(self, items: Iterable[Item], pool: ThreadPoolExecutor) -> Iterator[tuple[Item, Read]]:
         """Items and what was read of them, one by one."""
@@ -88,7 +88,7 @@ class Reader(Generic[Item, Read]):
 
         def read_ahead(most: int) -> None:
             held = sum(nbytes for _, _, nbytes, _ in reading)
-            while len(reading) < most + 2 * self.workers and (not reading or held < _MOST_AHEAD):
+            while len(reading) < most + self.further and (not reading or held < _MOST_AHEAD):
                 item = next(source, None)
                 if item is None:
                     if not again:
@@ -222,15 +222,19 @@ class Caching:
                 yield self
                 self._finish()
             except KeyboardInterrupt as interrupt:
-                with self._ending:
-                    self._stop()
-                    interrupt.args = tuple(filter(None, [self.say_kept()]))
+                self.end(interrupt)
                 raise
             except BaseException:
                 self.stopped = True
                 with contextlib.suppress(Exception):  # the error that ends the run is the one to report
                     self._finish()
                 raise
+
+    def end(self, interrupt: KeyboardInterrupt) -> None:
+        """On Ctrl-C: keep what was put, and let the interrupt say so."""
+        with self._ending:
+            self._stop()
+            interrupt.args = tuple(filter(None, [self.say_kept()]))
 
     @staticmethod
     def ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -293,7 +297,9 @@ class Caching:
             seconds = max(time.monotonic() - self._began, 1e-9)
             ran = f"; the encoder ran {100 * self.busy / seconds:.0f}% of the time" if self.busy else ""
             rate = self.encoded / seconds
-            self._say(f"{counted(self.encoded, self.what)} encoded in {seconds:.1f} s: {rate:.1f}/s{ran}")
+            self._say(
+                f"{counted(self.encoded, self.what, 'was', 'were')} encoded in {seconds:.1f} s: {rate:.1f}/s{ran}"
+            )
 
     def say_kept(self) -> str:
         """What an interrupt leaves, in words; nothing where nothing stays."""

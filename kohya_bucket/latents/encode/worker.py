@@ -179,7 +179,7 @@ def decode_ahead(
         most=lambda _: batch_size,
         nbytes=lambda i: int(sizes[i]),
         failed=note,
-        workers=workers,
+        further=2 * workers,
     )
     for batch, reads in reader.batches(items, pool):
         yield joined_batch(batch, reads)

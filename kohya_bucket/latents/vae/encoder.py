@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -129,6 +130,26 @@ def noise_seed(seed: int, source: str, collection: str = "") -> int:
     """Seed of an item's noise, independent of batch, rank and run."""
     text = f"{seed}/{collection}/{source}".encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+@contextmanager
+def noise_of_images(seeds: Sequence[int]) -> Iterator[None]:
+    """While a batch is encoded, the noise that is drawn for all of its images is each image's own, by its seed."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+
+    class OwnNoise(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            drawn = function(*args, **(kwargs or {}))
+            if function in (torch.randn, torch.randn_like) and drawn.shape[:1] == (len(generators),):
+                noise = [torch.randn(drawn.shape[1:], generator=generator) for generator in generators]
+                drawn.copy_(torch.stack(noise))
+            return drawn
+
+    with OwnNoise():
+        yield
 
 
 @dataclass

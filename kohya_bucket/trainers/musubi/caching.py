@@ -6,12 +6,14 @@ What was encoded is saved whole or not at all, with what it was made from.
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ import numpy as np
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import not_loaded
 from kohya_bucket.images.resize import Pixels, resize_and_crop
+from kohya_bucket.latents.encode.pipeline import Caching
 from kohya_bucket.latents.fingerprint import Identity, Stale, StaleReason
 from kohya_bucket.latents.finite import first_not_finite
 from kohya_bucket.texts import counted, one_line, some
@@ -45,18 +48,20 @@ class Session:
 
     Attributes:
         caches: the folder as it was before.
-        text: captions are cached.
+        text: captions are cached; `captions_alone`: and their encoder sees no images.
+        caching: of the present pass.
         left_out: why, by place in the dataset's list.
         clips: of each video, all that are made of it, in the order of their keys.
     """
 
     def __init__(self, caches: Caches, *, text: bool) -> None:
-        self.caches, self.text = caches, text
+        self.caches, self.text, self.captions_alone = caches, text, text
         self.left_out: dict[int, str] = {}
         self.clips: dict[int, list[tuple[int, int]]] = {}
         self._identities: dict[int, list[Identity]] = {}  # of the files, as they were before they were read
         self._kept_files: set[str] = set()  # names of those that serve
         self._pass = -1  # number of the present one: captions may be gone through several times
+        self._later: list[Saved] | None = None
         self._taken: set[int] = set()  # items that came in a batch
         self._earlier: set[int] = set()  # of these, those of an earlier pass, to which a further one may add
         self._begin_pass()
@@ -65,6 +70,8 @@ class Session:
         self._kept_items: set[int] = set()
         self._wanted: set[int] = set()  # items that are handed out and came in no batch yet
         self._reasons: dict[str, list[StaleReason]] = {}
+        what, count = "caption" if self.text else "item", len(self.caches.table.sources)
+        self.caching = Caching(what, count, keep=_save)
 
     @contextmanager
     def picking(self, dataset: Any) -> Iterator[None]:
@@ -89,6 +96,8 @@ class Session:
             self._wanted.add(number)
             return True
         reasons = self._why(source)
+        self.caching.to_do -= not reasons
+        self.caching.current += not reasons
         if reasons:
             self._wanted.add(number)
         unfinished = bool(self._tensor_prefix) and bool(reasons) and reasons[0].kind is Stale.PART
@@ -139,7 +148,25 @@ class Session:
         if source is None or clip is None or item.frame_count is None:
             return
         if clip not in self.clips.setdefault(source.number, []):
+            self.caching.to_do += bool(self.clips[source.number])
             self.clips[source.number].append(clip)
+
+    @contextmanager
+    def saved_later(self) -> Iterator[list[Saved]]:
+        """What is saved meanwhile is not yet."""
+        self._later = []
+        try:
+            yield self._later
+        finally:
+            self._later = None
+
+    def save(self, saved: Saved) -> None:
+        """Behind the encoder."""
+        if self._later is not None:
+            self._later.append(saved)
+            return
+        width, height = saved.item.bucket_size[:2]
+        self.caching.put(saved, 1, width * height * (saved.item.frame_count or 1))
 
     def removable(self, paths: list[str]) -> list[str]:
         """Of files that the trainer removes unless it made them just now: those that no item has.
@@ -198,6 +225,34 @@ class Session:
             return True
         reasons = self.caches.text(source, caption).reasons if self.caches.family.passes else None
         return reasons is not None and all(reason.kind is Stale.PART for reason in reasons)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a program saves of an item: a copy of it, its tensors by name, and what writes them to the item's path."""
+
+    item: Any
+    tensors: Mapping[str, Any]
+    write: Callable[[Any], object]
+    text: bool
+
+
+def save_behind(item: Any, tensors: Mapping[str, Any], write: Callable[[Any], object], *, text: bool) -> None:
+    """Save an item while the next one is encoded, or at once where nothing is known of it."""
+    session = session_of(item)
+    saved = Saved(copy.copy(item), tensors, write, text)
+    _save(saved) if session is None else session.save(saved)
+
+
+def session_of(item: Any) -> Session | None:
+    """That an item of a batch is of."""
+    origin: tuple[Session, Source] | None = getattr(item, _ORIGIN, None)
+    return None if origin is None else origin[0]
+
+
+def _save(saved: Saved) -> None:
+    if not leave_out_not_finite(saved.item, saved.tensors):
+        save_item(saved.item, lambda: saved.write(saved.item), text=saved.text)
 
 
 def save_item(item: Any, save: Callable[[], object], *, text: bool) -> None:

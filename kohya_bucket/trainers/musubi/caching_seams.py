@@ -13,13 +13,14 @@ from weakref import WeakKeyDictionary
 
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.trainers.door.ranks import exit_with_message
-from kohya_bucket.trainers.door.seams import Door, Replaced, Seam, SeamGroup
+from kohya_bucket.trainers.door.seams import Door, Replaced, Seam, SeamGroup, where
 from kohya_bucket.trainers.door.shapes import Behaves, Offers, Takes, TakesAmong, Uses, checksum, sample_picture
 from kohya_bucket.trainers.musubi.cache_files import MadeBy, made_by
 from kohya_bucket.trainers.musubi.caches import Caches, holds_clips
-from kohya_bucket.trainers.musubi.caching import Session, cut, focus_in, leave_out_not_finite, save_item
+from kohya_bucket.trainers.musubi.caching import Session, cut, focus_in, save_behind
 from kohya_bucket.trainers.musubi.families import family_of
 from kohya_bucket.trainers.musubi.keys import CONTROL_IN_THE_MIDDLE
+from kohya_bucket.trainers.musubi.loops import limit_of, loop_over, together, workers_of
 from kohya_bucket.trainers.musubi.objects import CachedDataset, Selector
 from kohya_bucket.trainers.musubi.trained_items import Trained, items_of_config, pick_out_of
 
@@ -123,8 +124,9 @@ def _retrieve_latents(seam: Replaced, self: Any, num_workers: int, **more: Any) 
     session = _sessions.get(self)
     if session is None or not session.text:
         session = _begin_session(self, seam.door, text=False)
-    with session.picking(self):
-        for key, batch in seam.original(self, num_workers, **more):
+    session.captions_alone = False
+    with loop_over(session, self, seam.original, workers_of(num_workers, *_given[:1]), more) as batches:
+        for key, batch in batches:
             if readable := [item for item in batch if session.take(item)]:
                 yield key, readable
 
@@ -134,8 +136,8 @@ def _retrieve_text(seam: Replaced, self: Any, num_workers: int, **more: Any) -> 
     if session is None:
         yield from seam.original(self, num_workers, **more)
         return
-    with session.picking(self):
-        for batch in seam.original(self, num_workers, **more):
+    with loop_over(session, self, seam.original, workers_of(num_workers, *_given[:1]), more) as batches:
+        for batch in batches:
             if readable := [item for item in batch if session.take(item)]:
                 yield readable
 
@@ -164,10 +166,20 @@ def _resize(seam: Replaced, image: Any, bucket_reso: Any) -> Any:
 
 def _saving(*, text: bool) -> Callable[..., None]:
     def save(seam: Replaced, item_info: Any, sd: Any, *args: Any, **kwargs: Any) -> None:
-        if not leave_out_not_finite(item_info, sd):
-            save_item(item_info, lambda: seam.original(item_info, sd, *args, **kwargs), text=text)
+        save_behind(item_info, sd, lambda item: seam.original(item, sd, *args, **kwargs), text=text)
 
     return save
+
+
+def _encode_latents(seam: Replaced, datasets: Any, encode: Any, args: Any, **more: Any) -> None:
+    known = [dataset for dataset in datasets if _knows(dataset, seam.door)]
+    with together(known, encode, limit_of(args)) as encode_together:
+        seam.original(datasets, encode_together, args, **more)
+
+
+def _encode_captions(seam: Replaced, datasets: Any, encode: Any, **more: Any) -> None:
+    with together((), encode, None) as encode_measured:
+        seam.original(datasets=datasets, encode=encode_measured, **more)
 
 
 def _prepare(seam: Replaced, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -223,5 +235,17 @@ CACHING = SeamGroup(
         Seam("save_text_encoder_output_cache_common", (Uses("text_encoder_output_cache_path"),), _saving(text=True)),
         *(Seam(f"{kind}.prepare_for_training", (Uses("BucketBatchManager"),), _prepare) for kind in _KINDS),
         Seam("BucketBatchManager.__init__", (), _make_manager),
+    ),
+)
+
+ENCODING = SeamGroup(
+    "encoding",
+    "images are encoded in batches of the dataset's own size, and Ctrl-C does not say what is kept",
+    (
+        *where(lambda owners: owners.has("encode_datasets"), Seam("encode_datasets", (), _encode_latents)),
+        *where(
+            lambda owners: owners.has("process_text_encoder_batches"),
+            Seam("process_text_encoder_batches", (), _encode_captions),
+        ),
     ),
 )

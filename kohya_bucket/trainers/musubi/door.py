@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -42,6 +43,11 @@ class MusubiDoor(TrainerDoor):
         from accelerate import Accelerator
 
         importlib.import_module(f"{_PACKAGE}.dataset.config_utils")
+        program = Path(sys.argv[0]).stem
+        if "cache" in program:  # what it caches with it will import next
+            with suppress(ImportError):
+                loop = "cache_text_encoder_outputs" if "text" in program else "cache_latents"
+                importlib.import_module(f"{_PACKAGE}.{loop}")
         with suppress(ImportError):  # a version without it
             importlib.import_module(f"{_PACKAGE}.qwen_image.qwen_image_autoencoder_kl")
         return {"Accelerator": Accelerator}

@@ -20,7 +20,7 @@ from kohya_bucket.trainers.door.seams import Replaced, Seam, SeamGroup, calling_
 from kohya_bucket.trainers.door.shapes import Behaves, Inherits, Offers, Takes, Uses
 from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES
 from kohya_bucket.trainers.musubi.batches import planned_item
-from kohya_bucket.trainers.musubi.caching_seams import CACHING, clip_selector
+from kohya_bucket.trainers.musubi.caching_seams import CACHING, ENCODING, clip_selector
 from kohya_bucket.trainers.musubi.config import why_not_cached_in
 from kohya_bucket.trainers.musubi.keys import CLIPS, DEPRECATED, IMAGES, SOURCES, ClipKeys, CommonKeys
 from kohya_bucket.trainers.musubi.objects import BatchManager, CachedItem, Dataset, Group, ImageAutoencoder
@@ -167,6 +167,7 @@ SUBJECTS = (
     SeamGroup("resuming", "a run that is resumed begins its epoch again", RESUMING),
     SeamGroup("weighing", "items of a batch that is shorter than another process' count for more", WEIGHING),
     CACHING,
+    ENCODING,
     SeamGroup("encoder", "the VAE of Qwen-Image and Krea 2 encodes pictures as clips of one frame", _ENCODER),
     SeamGroup("planning", "`kohya-bucket plan` may show other buckets than those that are cached", _PLANNING),
 )

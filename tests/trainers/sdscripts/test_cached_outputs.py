@@ -211,5 +211,5 @@ def test_an_interrupt_says_what_is_kept(tmp_path, at):
 def test_how_long_the_encoder_ran_is_said(tmp_path, caplog):
     with caplog.at_level("INFO", logger="kohya_bucket"):
         cache(tmp_path, [f"caption {k}" for k in range(9)] + ["caption 0"])
-    assert "10 captions encoded in" in caplog.text
+    assert "10 captions were encoded in" in caplog.text
     assert "the encoder ran" in caplog.text

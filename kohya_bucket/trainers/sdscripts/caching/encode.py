@@ -9,12 +9,11 @@ encodes it, and nothing is drawn from the generators that training goes on with.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -27,7 +26,7 @@ from kohya_bucket.images.listing import is_folder_away, refuse_if_away
 from kohya_bucket.latents.encode.pipeline import Caching, Reader, threads
 from kohya_bucket.latents.vae.batches import BatchLimit
 from kohya_bucket.latents.vae.device import SideStream, await_copy
-from kohya_bucket.latents.vae.encoder import noise_seed
+from kohya_bucket.latents.vae.encoder import noise_of_images, noise_seed
 from kohya_bucket.texts import one_line
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.sdscripts.caching.session import refuse_not_finite
@@ -128,7 +127,7 @@ class EncodingLoop:
             most=lambda condition: self._limit.most(condition.bucket),
             nbytes=_bytes_of,
             failed=self._failed,
-            workers=workers,
+            further=2 * workers,
         )
         on_gpu = [self._device] if self._device.type == "cuda" else []
         EncodingLoop.current = self
@@ -245,26 +244,6 @@ def _joined(loaded: Sequence[_Loaded]) -> _Loaded:
 
     pixels, *lists = zip(*loaded, strict=True)
     return _Loaded(torch.cat(pixels), *([one for values in column for one in values] for column in lists))
-
-
-@contextlib.contextmanager
-def noise_of_images(seeds: Sequence[int]) -> Iterator[None]:
-    """While a batch is encoded, the noise that is drawn for all of its images is each image's own, by its seed."""
-    import torch
-    from torch.overrides import TorchFunctionMode
-
-    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-
-    class OwnNoise(TorchFunctionMode):
-        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            drawn = function(*args, **(kwargs or {}))
-            if function in (torch.randn, torch.randn_like) and drawn.shape[:1] == (len(generators),):
-                noise = [torch.randn(drawn.shape[1:], generator=generator) for generator in generators]
-                drawn.copy_(torch.stack(noise))
-            return drawn
-
-    with OwnNoise():
-        yield
 
 
 # Images that cannot be read.
