@@ -59,11 +59,11 @@ class ItemsAhead:
                 self._next = ready[1]
                 yield first
 
-    def submit(self, function: Callable[[Any], Any], _: Any) -> Future[Any]:
-        """What `function` makes of the next item."""
+    def submit(self, function: Callable[..., Any], *fetch: Any) -> Future[Any]:
+        """The next item, which `function` makes of its fetch, or which the fetch alone gives."""
         if self._ready is None:
             reader = Reader[Any, Any](
-                read=lambda fetch: self._measured(function(fetch)),
+                read=lambda fetch_next: self._measured(function(fetch_next) if fetch else fetch_next()),
                 shape=lambda _: None,
                 most=lambda _: 1,
                 nbytes=lambda _: self._nbytes,
