@@ -77,6 +77,11 @@ def _run(trainer: Callable[[], object], arguments: list[str]) -> None:
             raise SystemExit(2) from error
         except SystemExit as end:
             ended = end
+        except KeyboardInterrupt as interrupt:
+            if not interrupt.args:  # else it says what is kept
+                raise
+            print(f"kohya_bucket: {one_line(interrupt)}", file=sys.stderr)
+            raise SystemExit(130) from None
         used = any(door.is_active() for door in doors) or (folder.is_dir() and any(folder.iterdir()))
     whose = listed([one.name for one in trainers()], "or")
     if not used and (started or any(module in sys.modules for module in _SPAWNED)):

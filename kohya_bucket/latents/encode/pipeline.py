@@ -219,15 +219,18 @@ class Caching:
         """At the end of the block everything that was put is kept, also where the block raises."""
         with _watching_interrupts(self._end_here):
             try:
-                yield self
+                try:
+                    yield self
+                except KeyboardInterrupt:
+                    raise
+                except BaseException:
+                    self.stopped = True
+                    with contextlib.suppress(Exception):  # the error that ends the run is the one to report
+                        self._finish()
+                    raise
                 self._finish()
             except KeyboardInterrupt as interrupt:
                 self.end(interrupt)
-                raise
-            except BaseException:
-                self.stopped = True
-                with contextlib.suppress(Exception):  # the error that ends the run is the one to report
-                    self._finish()
                 raise
 
     def end(self, interrupt: KeyboardInterrupt) -> None:
