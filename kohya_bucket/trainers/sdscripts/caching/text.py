@@ -6,7 +6,6 @@ captions, the first one gets the usual file and the others get further ones.
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import sys
@@ -102,10 +101,10 @@ class TextSession:
         self.saved: set[str] = set()
         self._accepts = strategy.is_disk_cached_outputs_expected
         self._encode_and_save = strategy.cache_batch_outputs
-        self._made: dict[str, bytes] = {}  # what the strategy has saved, by file, until that is there
+        self._made: dict[str, dict[str, Any]] = {}  # what the strategy has saved, by file, until that is there
         self._to_make: dict[Caption | str, list[str]] = {}  # files by caption, or each by itself
         self._paths: dict[str, str] = {}
-        self._turn, self._is_inside = threading.RLock(), False
+        self._tokenizing, self._encoding, self._is_inside = threading.RLock(), threading.RLock(), False
         self._encodes_in_turn = False  # known after the first batch: the strategy asks what is given to it for outputs
         captions_of_file = shared_by(strategy).captions
         records: list[ImageRecord] = list(dataset.image_data.values())
@@ -142,22 +141,27 @@ class TextSession:
     def _put(self, *arguments: Any) -> None:
         infos = arguments[-1]
         if not self._caching.encoded:
-            for strategy, name_begins in ((arguments[0], "tokenize"), (arguments[-2], "encode_tokens")):
+            in_turn = (arguments[0], "tokenize", self._tokenize), (arguments[-2], "encode_tokens", self._encode)
+            for strategy, name_begins, method in in_turn:
                 names = [name for name in dir(type(strategy)) if name.startswith(name_begins)]
-                of_encoder = strategy is arguments[-2]
-                methods = {name: partial(self._in_turn, of_encoder, getattr(strategy, name)) for name in names}
+                methods = {name: partial(method, getattr(strategy, name)) for name in names}
                 self._patches.enter_context(replaced(strategy, methods))
         files = sum(len(self._equal_to(info.text_encoder_outputs_npz)) for info in infos)
         self._caching.put(arguments, files)
         if not self._encodes_in_turn:
             self._caching.finish()
 
-    def _in_turn(self, of_encoder: bool, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """In place of a method that uses tokenizers, which work on one thread at a time, or encoders."""
-        with self._turn:
+    def _tokenize(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """In place of a method that uses tokenizers, which work on one thread at a time."""
+        with self._tokenizing:
+            return function(*arguments, **options)
+
+    def _encode(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """In place of a method that uses encoders."""
+        with self._encoding:
             if self._caching.stopped:
                 raise CancelledError
-            if self._is_inside or not of_encoder:  # one method of an encoding strategy may use another
+            if self._is_inside:  # one method of an encoding strategy may use another
                 return function(*arguments, **options)
             self._is_inside, self._encodes_in_turn, span = True, True, Span(self._device)
             try:
@@ -176,13 +180,11 @@ class TextSession:
 
     def _savez(self, savez: Callable[..., None], file: Any, *arrays: Any, **named: Any) -> None:
         """In place of numpy's function: what a strategy saves waits until it is whole, and says what it is of."""
-        if not isinstance(file, str) or file not in self.captions:
+        if arrays or not isinstance(file, str) or file not in self.captions:
             savez(file, *arrays, **named)
             return
         refuse_not_finite(named.values(), f"{file}: what text encoders make of its caption")
-        saved = io.BytesIO()
-        savez(saved, *arrays, **named)
-        self._made[file] = saved.getvalue()
+        self._made[file] = named
 
     def _put_in_place(self, path: str) -> int:
         """A file, and those of other images with the same caption, each whole; how many.

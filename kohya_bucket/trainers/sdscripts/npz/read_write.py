@@ -246,21 +246,32 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], *, sync: bool = True) 
     _rewrite(path, lambda _: (gone, arrays), sync=sync)
 
 
-def _rewrite(path: Path, plan: Plan, *, made: bytes = b"", sync: bool) -> None:
-    """As `plan` says, behind what is in the npz `made`, which stands in place of what has its names."""
+def _rewrite(path: Path, plan: Plan, *, first: Mapping[str, Array] | None = None, sync: bool) -> None:
+    """As `plan` says, behind the arrays `first`, which stand in place of what has their names."""
 
     def change(content: bytes | None) -> bytes:
-        out, before = io.BytesIO(made), _parsed(path, content)
+        out, before = io.BytesIO(), _parsed(path, content)
         renamed, arrays = plan(before)
-        with zipfile.ZipFile(out, "a") as new:
+        with zipfile.ZipFile(out, "w") as new:
+            _add(new, first or {})
             if before is not None:
                 before.copy_to(new, content or b"", {**renamed, **dict.fromkeys(new.namelist(), "")})
-            for name, array in arrays.items():  # as numpy does
-                with new.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+            _add(new, arrays)
         return out.getvalue()
 
     update_file(path, change, sync=sync, why=partial(why_not_written, elsewhere=_ELSEWHERE))
+
+
+def _add(archive: zipfile.ZipFile, arrays: Mapping[str, Array]) -> None:
+    """As numpy does, but without a copy of what lies in one piece."""
+    for name, array in arrays.items():
+        array = np.asanyarray(array)
+        with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+            if array.flags.c_contiguous and array.size and not array.dtype.hasobject:
+                np.lib.format.write_array_header_1_0(member, np.lib.format.header_data_from_array_1_0(array))
+                member.write(array.reshape(-1).view(np.uint8).data)
+            else:
+                np.lib.format.write_array(member, array, allow_pickle=False)
 
 
 _ELSEWHERE = (
@@ -544,14 +555,14 @@ DROPOUT_KEY = "caption_dropout_rate"  # sd-scripts' own, for some model families
 _OURS = re.compile(rf"(({'|'.join(_PARTS)})(_\d+x\d+)?|{'|'.join(sorted({*TEXT_ARRAYS, *MARKS, DROPOUT_KEY}))})\.npy")
 
 
-def place_text_npz(path: Path, made: bytes, marks: Mapping[str, Array]) -> None:
-    """A whole npz of a caption's outputs, and `marks`, in place of those that the file has; nothing is synced.
+def place_text_npz(path: Path, outputs: Mapping[str, Array], marks: Mapping[str, Array]) -> None:
+    """A caption's outputs as `np.savez` writes them, and `marks`, in place of what the file has; nothing is synced.
 
     Raises:
         LatentStoreError: as `write_arrays`.
     """
     gone = {f"{name}.npy": "" for name in (*TEXT_ARRAYS, *MARKS, DROPOUT_KEY)}
-    _rewrite(path, lambda _: (gone, marks), made=made, sync=False)
+    _rewrite(path, lambda _: (gone, marks), first=outputs, sync=False)
 
 
 def text_marks(caption: str | Iterable[str], encoders: str = "", tokens: str = "") -> dict[str, npt.NDArray[np.uint8]]:

@@ -190,8 +190,7 @@ def test_what_is_not_ours_stays_byte_for_byte(tmp_path, seed):
     arch = rng.choice([FLUX, SD, SD.read_by("0.10.1")])
     put(path, 3, arch)
     put(path, 3, arch)
-    np.savez(tmp_path / "made.npz", t5_out=np.ones(3, np.float32))
-    npz.place_text_npz(path, (tmp_path / "made.npz").read_bytes(), npz.text_marks("a cat"))
+    npz.place_text_npz(path, {"t5_out": np.ones(3, np.float32)}, npz.text_marks("a cat"))
     with np.load(path) as outputs:
         assert np.array_equal(outputs["t5_out"], np.ones(3))
         assert outputs[npz.CAPTION_KEY].tobytes() == b"a cat"
@@ -225,8 +224,7 @@ def test_what_is_left_of_a_cache_is_replaced(tmp_path, left):
 def test_outputs_of_another_caption_leave_none_behind(tmp_path):
     path = tmp_path / "a_sd3_te.npz"
     np.savez(path, **{name: np.zeros(1) for name in TEXT_ARRAYS}, mine=np.ones(2))
-    np.savez(tmp_path / "made.npz", lg_out=np.zeros(3, np.float32))
-    npz.place_text_npz(path, (tmp_path / "made.npz").read_bytes(), npz.text_marks("a cat"))
+    npz.place_text_npz(path, {"lg_out": np.zeros(3, np.float32)}, npz.text_marks("a cat"))
     with np.load(path) as file:
         assert sorted(file) == [npz.CAPTION_KEY, "lg_out", "mine"]
 
@@ -282,3 +280,14 @@ def test_a_file_that_is_updated_by_what_nobody_may_write_says_where_else(tmp_pat
         put(Path(tmp_path / "a.npz"), 1)
     with pytest.raises(LatentStoreError, match="choose another folder"):
         update_file(tmp_path / "b", lambda _: b"x")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_outputs_are_written_as_numpy_writes_them(tmp_path, seed):
+    rng = np.random.default_rng(seed)
+    whole = rng.standard_normal((3, 4, 6)).astype(rng.choice(["f2", "f4", "f8", "i8", ">f4"]))
+    arrays = {"a": whole, "turned": whole.T, "part": whole[:, 1:3], "empty": whole[:0], "flag": np.array(seed % 2 == 0)}
+    marks = npz.text_marks("a cat")
+    np.savez(tmp_path / "numpys.npz", **arrays, **marks)
+    npz.place_text_npz(tmp_path / "ours.npz", arrays, marks)
+    assert (tmp_path / "ours.npz").read_bytes() == (tmp_path / "numpys.npz").read_bytes()
