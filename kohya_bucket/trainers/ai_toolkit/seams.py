@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
+from kohya_bucket.latents.encode.pipeline import Caching
 from kohya_bucket.latents.vae.single_frames import fold_single_frames
 from kohya_bucket.trainers.ai_toolkit.config import JobKeys, caption_ending
 from kohya_bucket.trainers.ai_toolkit.latents import IN_MEMORY, name_to_use, note_made
@@ -120,12 +121,22 @@ _embedded: list[Any] = []  # items whose embeddings may have been made since
 
 def _note_last_embeddings() -> None:
     while _embedded:
-        note_made(_embedded.pop())
+        item = _embedded.pop()
+        _noting[-1].put(item, 1) if _noting else note_made(item)
+
+
+_noting: list[Caching] = []  # where a dataset's embeddings are looked at, while the next ones are made
 
 
 def _cache_embeddings(seam: Replaced, self: Any) -> None:
-    seam.original(self)
-    _note_last_embeddings()
+    caching = Caching("caption", len(self.file_list), keep=note_made)
+    with caching.running():
+        _noting.append(caching)
+        try:
+            seam.original(self)
+            _note_last_embeddings()
+        finally:
+            _noting.clear()
 
 
 def _buckets(theirs: Any) -> Iterator[tuple[str, Any, Any]]:
