@@ -6,7 +6,9 @@ The real `train_network.py --cache_latents --cache_latents_to_disk` caches, with
 `compat_tests/small_models`, and is ended where its caches are made. Each in a process of its own, one after the other
 in each round, on the same images. The VAE alone gets the same buckets and batches as random pixels.
 
-Captions are cached by sd-scripts' real datasets and strategies, one a batch, with encoders that only take time.
+Captions are cached by sd-scripts' real datasets and strategies, one a batch, with encoders that only take time. So are
+images of a megapixel and captions by musubi-tuner's programs and ai-toolkit's datasets (`caching_elsewhere.py`), where
+MUSUBI_DIR and MUSUBI_PYTHON, AI_TOOLKIT_DIR and AI_TOOLKIT_PYTHON say where these are.
 """
 
 from __future__ import annotations
@@ -30,6 +32,13 @@ from precompute import make  # noqa: E402
 
 SIDES = ("alone", "launched", "precompute", "vae")
 ENCODER_SECONDS = {"flux": 0.02, "sdxl": 0.01}  # a caption
+HOW = ("encoder", "alone", "launched")
+NAMES = {
+    "flux": "FLUX's captions in sd-scripts", "sdxl": "SDXL's captions in sd-scripts",
+    "musubi-images": "images in musubi-tuner", "musubi-captions": "captions in musubi-tuner",
+    "aitk-images": "images in ai-toolkit", "aitk-captions": "captions in ai-toolkit",
+}  # fmt: skip
+PYTHONS = {"musubi": "MUSUBI_PYTHON", "aitk": "AI_TOOLKIT_PYTHON"}
 
 
 def vae_in(folder: Path):
@@ -183,6 +192,33 @@ def run(side: str, config: Path, count: int) -> float:
     return count / float(done.stdout.strip().splitlines()[-1])
 
 
+def elsewhere(side: str, folder: Path, count: int) -> dict[str, float]:
+    """Images or captions a second in another trainer, by way, from nothing."""
+    rates = {}
+    for how in HOW:
+        for path in folder.rglob("*.safetensors"):
+            path.unlink()
+        command = [os.environ[PYTHONS[side.split("-")[0]]], str(HERE.with_name("caching_elsewhere.py"))]
+        done = subprocess.run([*command, side, how, str(folder)], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{side} {how} failed:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
+        assert how == "encoder" or len(list(folder.rglob("*.safetensors"))) == count
+        rates[f"{side}-{how}"] = count / float(done.stdout.strip().splitlines()[-1])
+    return rates
+
+
+def photos_in(folder: Path, count: int) -> Path:
+    """Images of about a megapixel, with captions."""
+    from PIL import Image
+
+    folder.mkdir()
+    for i in range(count):
+        size = [(1200, 900), (900, 1200), (1024, 1024)][i % 3]
+        Image.effect_noise(size, 40).convert("RGB").save(folder / f"{i}.jpg")
+        (folder / f"{i}.txt").write_text(f"number {i}", encoding="utf-8")
+    return folder
+
+
 def page(rounds: list[list[float]], of_captions: list[dict[str, float]], images: int) -> str:
     """What was measured; each round has a rate for each of `SIDES`, and for each family of encoders and way."""
     from origin import commit
@@ -205,19 +241,18 @@ def page(rounds: list[list[float]], of_captions: list[dict[str, float]], images:
     of_precompute = sorted(row[1] / row[2] for row in rounds)
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
     lines += [
-        "", "Text-encoder outputs to disk, one caption a batch, with encoders that only take time:", "",
-        "| captions | the encoder alone | sd-scripts alone | behind the launcher | launched by encoder | by alone |",
+        "", "To disk, one a batch alone, with encoders that only take time; in musubi-tuner with the start of its "
+        "program, so that some tenths of a second are no caching:", "",
+        "| what | the encoder alone | the trainer alone | behind the launcher | launched by encoder | by alone |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]  # fmt: skip
-    for family in ENCODER_SECONDS:
-        columns = {}
-        for how in ("encoder", "alone", "launched"):
-            columns[how] = [1000 / row[f"{family}-{how}"] for row in of_captions]
+    for side in (side for side in NAMES if f"{side}-alone" in of_captions[0]):
+        columns = {how: [1000 / row[f"{side}-{how}"] for row in of_captions] for how in HOW}
         cells = [f"{statistics.median(took):.0f} ms" for took in columns.values()]
         for how in ("encoder", "alone"):
             ratios = sorted(took / other for took, other in zip(columns["launched"], columns[how], strict=True))
             cells.append(f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
-        lines.append(f"| {family} | {' | '.join(cells)} |")
+        lines.append(f"| {NAMES[side]} | {' | '.join(cells)} |")
     lines += ["", f"Launched by precompute: {statistics.median(of_precompute):.2f} ({of_precompute[0]:.2f} to "
               f"{of_precompute[-1]:.2f}). {len(rounds)} rounds (medians); {os.cpu_count()} cores, load average "
               f"{load:.1f} at the end; commit {commit()}."]  # fmt: skip
@@ -248,12 +283,15 @@ def main_() -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = make(Path(folder) / "data", options.images)
         write_images(config.parent / "captions", [(64, 64)] * options.captions)
+        photos = photos_in(Path(folder) / "photos", options.captions)
         ways = [f"{family}-{how}" for family in ENCODER_SECONDS for how in ("alone", "launched", "encoder")]
         rounds, of_captions = [], []
         for _ in range(options.rounds):
             rounds.append([run(side, config, options.images) for side in SIDES])
             print(dict(zip(SIDES, map(round, rounds[-1], [1] * len(SIDES)), strict=True)), flush=True)
             of_captions.append({way: run(way, config, options.captions) for way in ways})
+            for side in (side for side in NAMES if os.environ.get(PYTHONS.get(side.split("-")[0], ""))):
+                of_captions[-1].update(elsewhere(side, photos, options.captions))
             print(of_captions[-1], flush=True)
     text = page(rounds, of_captions, options.images)
     print(text)
