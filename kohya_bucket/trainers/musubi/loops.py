@@ -104,22 +104,24 @@ def loop_over(
     """The batches of a dataset's own loop, of which a session picks the items; at the end all is saved and said."""
     inner = getattr(type(dataset), "_default_retrieve_text_encoder_output_cache_batches", None)
     reads = inner if session.captions_alone and inner is not None else original
-    with session.picking(dataset), session.caching.running(), ExitStack() as stack:
-        if Uses(_POOL, "submit").problem(reads):  # it reads in another way
-            yield original(dataset, num_workers, **more)
-            return
-        pool = stack.enter_context(threads(num_workers, "read"))
-        nbytes = 0 if session.captions_alone else _FIRST_CLIP if holds_clips(dataset) else _FIRST_IMAGE
-        ahead = dataset.datasource = ItemsAhead(dataset.datasource, pool, num_workers, nbytes)
-        batches = iter(original(dataset, 1, **more))
-        patches = Patches()
-        module = sys.modules[reads.__module__]
-        patches.apply([Replacement(module, _POOL, lambda *_, **__: ahead)], lambda _: False)
-        try:
-            first = list(islice(batches, 1))  # it makes its threads before it gives anything
-        finally:
-            patches.take_back()
-        yield chain(first, batches)
+    with session.picking(dataset):
+        with session.caching.running(), ExitStack() as stack:
+            if Uses(_POOL, "submit").problem(reads):  # it reads in another way
+                yield original(dataset, num_workers, **more)
+                return
+            pool = stack.enter_context(threads(num_workers, "read"))
+            nbytes = 0 if session.captions_alone else _FIRST_CLIP if holds_clips(dataset) else _FIRST_IMAGE
+            ahead = dataset.datasource = ItemsAhead(dataset.datasource, pool, num_workers, nbytes)
+            batches = iter(original(dataset, 1, **more))
+            patches = Patches()
+            module = sys.modules[reads.__module__]
+            patches.apply([Replacement(module, _POOL, lambda *_, **__: ahead)], lambda _: False)
+            try:
+                first = list(islice(batches, 1))  # it makes its threads before it gives anything
+            finally:
+                patches.take_back()
+            yield chain(first, batches)
+        session.caching.say_speed()
 
 
 class Together:
