@@ -30,7 +30,7 @@ from kohya_bucket.trainers.sdscripts.config import (
     read_folders,
 )  # fmt: skip
 from kohya_bucket.trainers.sdscripts.config.keys import Level, known_keys
-from kohya_bucket.trainers.sdscripts.config.model import DatasetTable
+from kohya_bucket.trainers.sdscripts.dataset_images import DatasetTable
 from kohya_bucket.trainers.sdscripts.make_buckets import bucket_info
 from kohya_bucket.trainers.sdscripts.plan import overview
 

@@ -18,6 +18,7 @@ from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 from kohya_bucket.texts import counted
 
+BESIDE = "beside"  # in place of a file with rectangles: look beside each image
 NO_FOCUS = (np.nan, np.nan, np.nan, np.nan)
 _SHARES = 10**9  # shares are counted in billionths, so that what follows is exact in 64-bit integers
 _TOLERANCE = 10**6  # a thousandth of a pixel beyond a border does not count

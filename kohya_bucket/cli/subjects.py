@@ -27,7 +27,8 @@ from kohya_bucket.images.remote import is_url
 from kohya_bucket.images.size_table import read_named_sizes
 from kohya_bucket.texts import counted
 from kohya_bucket.trainers.door.captions import check_broken, check_missing, read_captions
-from kohya_bucket.trainers.door.findings import Finding, Findings, Teller, note_subfolders
+from kohya_bucket.trainers.door.file_findings import note_subfolders
+from kohya_bucket.trainers.door.findings import Finding, Findings, Teller
 from kohya_bucket.trainers.door.programs import Programs
 from kohya_bucket.trainers.door.subject import DEEP, TRANSPARENT, ClipFacts, ImageTable, Subject
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.focus import NO_FOCUS
+from kohya_bucket.buckets.focus import BESIDE, NO_FOCUS
 from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.checks import path_meant, quoted
 from kohya_bucket.errors import ConfigError, UnreadableError, as_damage, reading
@@ -33,7 +33,6 @@ from kohya_bucket.images.remote import is_url
 from kohya_bucket.inputs import MAX_TABLE_BYTES, read_input
 from kohya_bucket.texts import counted, one_line, parse_json, read_text, some
 
-BESIDE = "beside"  # instead of a file name: look beside each image
 _LINES = 4096  # that are parsed at once
 FOCUS_EXTENSIONS = _OWN, _SIMPLETUNER = ".focus.json", ".bbox"
 _FORM = "[left, top, right, bottom] or [x, y], in shares of the picture from 0 to 1"

@@ -14,10 +14,11 @@ import numpy as np
 from kohya_bucket._version import __version__
 from kohya_bucket.buckets import Reason, list_presets, load_preset
 from kohya_bucket.buckets.families import FAMILIES
+from kohya_bucket.buckets.focus import BESIDE
 from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import IMAGE_EXTENSIONS
-from kohya_bucket.images.focus_files import BESIDE, focus_lines
+from kohya_bucket.images.focus_files import focus_lines
 from kohya_bucket.inputs import MAX_TABLE_BYTES
 from kohya_bucket.reports.one_file import SHARED_SCRIPTS, one_file
 from kohya_bucket.texts import counted, read_text

@@ -13,7 +13,7 @@ from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import KohyaBucketError, UnreadableError
 from kohya_bucket.images import MetadataCache, list_images, read_sizes
 from kohya_bucket.images.listing import absolute_paths, are_there, refuse_if_away
-from kohya_bucket.trainers.sdscripts.config.files import read_folder
+from kohya_bucket.trainers.sdscripts.dataset_images import read_folder
 
 
 @pytest.fixture

@@ -54,11 +54,15 @@ def test_a_missing_package_is_named_with_what_installs_it() -> None:
     ],
 )
 def test_what_is_not_imported(code: str, absent: tuple[str, ...]) -> None:
-    names = ", ".join(repr(name) for name in absent)
-    code = f"import sys; {code}; print([name for name in ({names},) if name in sys.modules])"
+    assert not loaded_by(code) & set(absent)
+
+
+def loaded_by(code: str) -> set[str]:
+    """The modules that a fresh interpreter has after some code."""
     folder = Path(str(kohya_bucket.__file__)).parents[1]
+    code += "; import sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, check=True)
-    assert done.stdout.strip() == "[]"
+    return set(done.stdout.split())
 
 
 @pytest.mark.parametrize(
@@ -67,17 +71,26 @@ def test_what_is_not_imported(code: str, absent: tuple[str, ...]) -> None:
 )
 def test_the_core_stands_alone(name: str, most: int, others: set[str]) -> None:
     """Of this package it loads few files, and of all others numpy (and torch) alone."""
-    known = ["numpy", "torch", "PIL", "toml", "typer", "rich", "pyarrow", "yaml"]
-    code = (
-        f"import sys; from kohya_bucket import {name}; "
-        f"print(sum(module.partition('.')[0] == 'kohya_bucket' for module in sys.modules), "
-        f"*[other for other in {known} if other in sys.modules])"
-    )
-    folder = Path(str(kohya_bucket.__file__)).parents[1]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, check=True)
-    files, *loaded = done.stdout.split()
-    assert int(files) <= most
-    assert set(loaded) == others
+    loaded = loaded_by(f"from kohya_bucket import {name}")
+    assert sum(module.partition(".")[0] == "kohya_bucket" for module in loaded) <= most
+    assert loaded & {"numpy", "torch", "PIL", "toml", "typer", "rich", "pyarrow", "yaml"} == others
+
+
+# Of a trainer that runs, files, caches and seams: what reads its configs, and what is said of them, is for commands.
+_FOR_COMMANDS = {"config", "doctor", "cache_doctor", "plan", "subject", "subjects", "file_findings", "wanted_latents"}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "most", "needed"),
+    [("sdscripts", 91, ""), ("anima_lora", 85, ""), ("ai_toolkit", 89, "ai_toolkit.config"), ("musubi", 97, "")],
+)
+def test_a_running_door_reads_no_configs(trainer: str, most: int, needed: str) -> None:
+    loaded = loaded_by(f"import kohya_bucket.trainers.{trainer}.seams")
+    ours = {module.removeprefix("kohya_bucket.") for module in loaded if module.partition(".")[0] == "kohya_bucket"}
+    assert len(ours) <= most
+    assert {module.partition(".")[0] for module in ours}.isdisjoint({"cli", "reports", "originals"})
+    rooms = {module: set(module.split(".")[2:]) for module in ours if module.startswith("trainers.")}
+    assert not [module for module, names in rooms.items() if names & _FOR_COMMANDS and f"trainers.{needed}" != module]
 
 
 # Packages that are not there: what an embedding program leaves out of its environment.

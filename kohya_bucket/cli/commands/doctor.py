@@ -18,7 +18,7 @@ from kohya_bucket.texts import counted
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kohya_bucket.trainers.door.findings import Section
+    from kohya_bucket.trainers.door.file_findings import Section
 
 
 def doctor(

@@ -8,10 +8,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from kohya_bucket.checks import loader_mistake
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.texts import counted, parse_json, read_text
 from kohya_bucket.trainers.ai_toolkit.architectures import STEPS
-from kohya_bucket.trainers.ai_toolkit.companions import Companions, check_editing, companions_in
+from kohya_bucket.trainers.ai_toolkit.companions import IMAGES, Companions, check_editing, companions_in
 from kohya_bucket.trainers.ai_toolkit.controls import RAW
 from kohya_bucket.trainers.door.config_source import (
     FLAG,
@@ -26,7 +27,6 @@ from kohya_bucket.trainers.door.config_source import (
     Type,
     check_range,
     check_repeats,
-    loader_mistake,
     near_key,
     parse_yaml,
     read_table,
@@ -309,5 +309,33 @@ def _check(keys: JobKeys, findings: Findings) -> bool:
     return plannable
 
 
-CACHED = "cache_latents and cache_latents_to_disk"
-"""Keys by which latents are cached."""
+CLIPS = (".mp4", ".avi", ".mov", ".webm", ".mkv", ".wmv", ".m4v", ".flv")
+
+
+def listed(keys: JobKeys) -> tuple[list[str], dict[str, str], dict[str, Any]]:
+    """The images and, where they are trained, clips of a dataset, in an order that no file system decides.
+
+    And {image: its caption file}, and {image: caption} of those with one in the JSON file.
+
+    Raises:
+        OSError, ValueError, TypeError: the source is neither a folder nor a JSON file whose keys are paths.
+    """
+    entries: Any = {}
+    if os.path.isdir(keys.source):
+        files = sorted(files_below(keys.source, IMAGES + CLIPS if keys.of_clips else IMAGES))
+    else:
+        entries = parse_json(read_text(Path(keys.source)))
+        files = list(entries)
+    files = [path for path in files if os.path.basename(os.path.dirname(path)) != "_controls"]
+    stated = {path: entries[path]["caption"] for path in files if path in entries and "caption" in entries[path]}
+    beside = {path: os.path.splitext(path)[0] + keys.caption_ext for path in files if path not in stated}
+    return files, beside, stated
+
+
+def files_below(folder: str, endings: tuple[str, ...]) -> Iterator[str]:
+    """Files in a folder and its subfolders, without what is hidden."""
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (
+            os.path.join(root, name) for name in names if name.lower().endswith(endings) and not name.startswith(".")
+        )

@@ -11,7 +11,7 @@ from typing import Any
 
 from kohya_bucket.checks import is_first_process
 from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.ai_toolkit.config import CACHED
+from kohya_bucket.trainers.ai_toolkit.objects import CACHED
 from kohya_bucket.trainers.door.door import TrainerDoor
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.ranks import end_run, note_use

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+CACHED = "cache_latents and cache_latents_to_disk"
+"""Keys by which latents are cached."""
+
 
 class FileItem(Protocol):
     """One image, clip or sound of a dataset, and how it is cut; `FileItemDTO` there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import locale
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -27,21 +27,14 @@ from kohya_bucket.images.formats import IMAGE_EXTENSIONS, is_video
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.texts import counted, parse_json, read_text, some
 from kohya_bucket.trainers.ai_toolkit.companions import IMAGES, check_companions
-from kohya_bucket.trainers.ai_toolkit.config import CACHED, JobConfig, JobKeys
+from kohya_bucket.trainers.ai_toolkit.config import CLIPS, JobConfig, JobKeys, files_below, listed
 from kohya_bucket.trainers.ai_toolkit.controls import Layout, control_layouts, controls_beside
+from kohya_bucket.trainers.ai_toolkit.objects import CACHED
 from kohya_bucket.trainers.door.captions import check_blank, check_broken, check_marks, check_missing, read_captions
 from kohya_bucket.trainers.door.face import OneItem, Way
+from kohya_bucket.trainers.door.file_findings import Section, ShowProgress, check_clips, check_ignored, repaired
 from kohya_bucket.trainers.door.file_names import check_names
-from kohya_bucket.trainers.door.findings import (
-    Finding,
-    Findings,
-    Section,
-    Severity,
-    ShowProgress,
-    check_clips,
-    check_ignored,
-    repaired,
-)
+from kohya_bucket.trainers.door.findings import Finding, Findings, Severity
 from kohya_bucket.trainers.door.options import AdapterOptions, placed_by_trainer, required
 from kohya_bucket.trainers.door.overview import Overview, PlannedDataset, add_overview
 from kohya_bucket.trainers.door.placed import InBuckets, PlacedItems
@@ -49,8 +42,6 @@ from kohya_bucket.trainers.door.plan import DatasetPlan, Plan, entry_of_items, t
 from kohya_bucket.trainers.door.programs import Programs
 from kohya_bucket.trainers.door.sizes import scan_sizes
 from kohya_bucket.trainers.door.subject import Epoch, HeaderReader, Subject, some_subjects
-
-_CLIPS = (".mp4", ".avi", ".mov", ".webm", ".mkv", ".wmv", ".m4v", ".flv")
 
 
 @dataclass(frozen=True)
@@ -162,7 +153,7 @@ def files_of(keys: JobKeys, findings: Findings) -> list[str]:
         return []
     if os.path.isdir(keys.source):
         others = tuple(ending for ending in IMAGE_EXTENSIONS if ending not in IMAGES)
-        every = sorted(_files_below(keys.source, ("",)))
+        every = sorted(files_below(keys.source, ("",)))
         ignored = [path for path in every if path.lower().endswith(others)]
         check_ignored(ignored, "ai-toolkit", keys.place, findings)
         check_names(every, "ai-toolkit", keys.place, findings)
@@ -174,24 +165,6 @@ def files_of(keys: JobKeys, findings: Findings) -> list[str]:
         message = f"{keys.source} holds no {kinds} that ai-toolkit reads ({', '.join(IMAGES)})"
         findings.error("no-images", keys.place, message, "correct folder_path, or convert them")
     return files
-
-
-def listed(keys: JobKeys) -> tuple[list[str], dict[str, str], dict[str, Any]]:
-    """What `files_of` gives, {image: its caption file}, and {image: caption} of those with one in the JSON file.
-
-    Raises:
-        OSError, ValueError, TypeError: the source is neither a folder nor a JSON file whose keys are paths.
-    """
-    entries: Any = {}
-    if os.path.isdir(keys.source):
-        files = sorted(_files_below(keys.source, IMAGES + _CLIPS if keys.of_clips else IMAGES))
-    else:
-        entries = parse_json(read_text(Path(keys.source)))
-        files = list(entries)
-    files = [path for path in files if os.path.basename(os.path.dirname(path)) != "_controls"]
-    stated = {path: entries[path]["caption"] for path in files if path in entries and "caption" in entries[path]}
-    beside = {path: os.path.splitext(path)[0] + keys.caption_ext for path in files if path not in stated}
-    return files, beside, stated
 
 
 def _check_code_page(keys: JobKeys, findings: Findings) -> None:
@@ -232,19 +205,11 @@ def listed_as(keys: JobKeys, image: Path) -> list[str]:
     return []
 
 
-def _files_below(folder: str, endings: tuple[str, ...]) -> Iterator[str]:
-    for root, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (
-            os.path.join(root, name) for name in names if name.lower().endswith(endings) and not name.startswith(".")
-        )
-
-
 def _place(keys: JobKeys, job: JobConfig, progress: Progress | None) -> DatasetOverview:
     findings = job.findings
     paths = files_of(keys, findings)
     check_companions(keys.companions, paths, f"dataset {keys.number}", findings)
-    is_clip = np.array([keys.of_clips and path.lower().endswith(_CLIPS) for path in paths], dtype=np.bool_)
+    is_clip = np.array([keys.of_clips and path.lower().endswith(CLIPS) for path in paths], dtype=np.bool_)
     sizes, orientation = np.zeros((len(paths), 2), dtype=np.int32), np.ones(len(paths), dtype=np.uint8)
     reasons: dict[int, str] = {}
     for clips in (False, True):

@@ -8,11 +8,10 @@ from typing import Any
 
 from kohya_bucket.latents.encode.pipeline import Caching
 from kohya_bucket.latents.vae.single_frames import fold_single_frames
-from kohya_bucket.trainers.ai_toolkit.config import JobKeys, caption_ending
+from kohya_bucket.trainers.ai_toolkit.config import JobKeys, caption_ending, listed
 from kohya_bucket.trainers.ai_toolkit.latents import IN_MEMORY, name_to_use, note_made
 from kohya_bucket.trainers.ai_toolkit.loaders import PlannedLoader, RankSampler, go_on_together
 from kohya_bucket.trainers.ai_toolkit.objects import Dataset, FileItem, SameSize
-from kohya_bucket.trainers.ai_toolkit.plan import listed
 from kohya_bucket.trainers.door.captions import refuse_broken
 from kohya_bucket.trainers.door.options import TABLE
 from kohya_bucket.trainers.door.resume import WEIGHING

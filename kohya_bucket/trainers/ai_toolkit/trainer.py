@@ -11,7 +11,8 @@ from kohya_bucket.trainers.door.face import Asked, OneItem, Trainer, Way
 
 if TYPE_CHECKING:
     from kohya_bucket.trainers.door.door import TrainerDoor
-    from kohya_bucket.trainers.door.findings import Finding, Section, Teller
+    from kohya_bucket.trainers.door.file_findings import Section
+    from kohya_bucket.trainers.door.findings import Finding, Teller
     from kohya_bucket.trainers.door.options import AdapterOptions
     from kohya_bucket.trainers.door.plan import Plan
     from kohya_bucket.trainers.door.subject import HeaderReader, Subject

@@ -12,7 +12,8 @@ from typing import Any
 from kohya_bucket.images.listing import list_images
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.captions import check_missing
-from kohya_bucket.trainers.door.findings import Findings, Section
+from kohya_bucket.trainers.door.file_findings import Section
+from kohya_bucket.trainers.door.findings import Findings
 
 _CAPTION = ".txt"
 SOURCE, RESIZED = "source_image_dir", "resized_image_dir"

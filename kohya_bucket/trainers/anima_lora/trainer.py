@@ -10,7 +10,8 @@ from kohya_bucket.trainers.door.face import Asked, Trainer
 
 if TYPE_CHECKING:
     from kohya_bucket.trainers.door.door import TrainerDoor
-    from kohya_bucket.trainers.door.findings import Section, Teller
+    from kohya_bucket.trainers.door.file_findings import Section
+    from kohya_bucket.trainers.door.findings import Teller
 
 
 class AnimaLora(Trainer):

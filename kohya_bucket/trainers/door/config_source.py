@@ -326,33 +326,6 @@ def check_repeats(repeats: int, place: str, findings: Findings) -> None:
         findings.error("num-repeats", place, message, "lower it")
 
 
-LOADER_OPTIONS = {"num_workers": "max_data_loader_n_workers", "persistent_workers": "persistent_data_loader_workers"}
-"""What trainers call arguments of a `DataLoader`, where they do not have names of their own."""
-
-
-def loader_mistake(given: Mapping[str, Any], names: Mapping[str, str]) -> tuple[str, str] | None:
-    """What is wrong and what to do, where PyTorch refuses these arguments of a `DataLoader` or stops with them.
-
-    `names` are those that a trainer has for them; others are called as PyTorch does.
-    """
-    called = {name: names.get(name, name) for name in ("num_workers", "persistent_workers", "prefetch_factor")}
-    workers, ahead = given.get("num_workers", 0), given.get("prefetch_factor")
-    if not isinstance(workers, int) or workers < 0:
-        return (
-            f"{called['num_workers']} is {workers!r}, but must be a whole number of 0 or more",
-            "0 loads without workers",
-        )
-    if given.get("persistent_workers") and not workers:
-        remedy = f"leave {called['persistent_workers']} out, or set {called['num_workers']} to 1 or more"
-        return f"{called['persistent_workers']} keeps workers, and {called['num_workers']} is 0", remedy
-    if ahead is not None and not workers:
-        remedy = f"leave it out, or set {called['num_workers']} to 1 or more"
-        return f"{called['prefetch_factor']} is for workers, and {called['num_workers']} is 0", remedy
-    if ahead is not None and (not isinstance(ahead, int) or ahead < 1):
-        return f"{called['prefetch_factor']} is {ahead!r}, but must be a whole number of 1 or more", "2 is usual"
-    return None
-
-
 def read_table(
     table: Any, types: Mapping[str, Type], at: TablePath, name: str, source: ConfigSource, findings: Findings,
     unknown: Callable[[str], tuple[str, str, str]],

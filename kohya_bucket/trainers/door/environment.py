@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from kohya_bucket.extras import EXTRAS
-from kohya_bucket.trainers.door.findings import Section
+from kohya_bucket.trainers.door.file_findings import Section
 
 _OF_FRAMES = ("anima", "qwen", "wan", "hunyuan_video", "framepack", "kandinsky", "krea", "ltx")  # how their names begin
 

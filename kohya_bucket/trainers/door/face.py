@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from kohya_bucket.buckets.clips import ClipBuckets
     from kohya_bucket.trainers.door.cache_files import CacheFiles, ConfigLatents
     from kohya_bucket.trainers.door.door import TrainerDoor
-    from kohya_bucket.trainers.door.findings import Finding, Section, Teller
+    from kohya_bucket.trainers.door.file_findings import Section
+    from kohya_bucket.trainers.door.findings import Finding, Teller
     from kohya_bucket.trainers.door.options import AdapterOptions
     from kohya_bucket.trainers.door.plan import Plan
     from kohya_bucket.trainers.door.subject import Explored, HeaderReader, Subject

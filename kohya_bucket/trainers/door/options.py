@@ -7,20 +7,19 @@ variable `KOHYA_BUCKET_CONFIG` names (for runs without a dataset config). A key 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kohya_bucket.buckets import list_presets
 from kohya_bucket.buckets.choices import RuleOptions, listed
+from kohya_bucket.buckets.focus import BESIDE
 from kohya_bucket.buckets.rules.registry import is_rule, named_rule, rule_choices
 from kohya_bucket.checks import Check, nearest
 from kohya_bucket.datasets.planned_index import ON_BAD_IMAGE
 from kohya_bucket.errors import ConfigError, KohyaBucketError, PlanError
-from kohya_bucket.images.focus_files import BESIDE
 from kohya_bucket.images.remote import is_url
-from kohya_bucket.latents.store.storage import StorePath, as_given
 from kohya_bucket.latents.token_grids import TOKEN_GRIDS
 from kohya_bucket.options import choice, option, read_value, without_effect
 from kohya_bucket.planning.options import EpochOptions
@@ -28,11 +27,15 @@ from kohya_bucket.planning.orders import ORDERS
 from kohya_bucket.planning.remainders import RemainderPolicy
 from kohya_bucket.planning.resolutions import RESOLUTION_MODES, stage_starts, weighted_cycle
 from kohya_bucket.texts import counted, parse_json, parse_toml, read_text
-from kohya_bucket.trainers.door.config_source import ConfigSource
 from kohya_bucket.trainers.door.findings import Findings
+
+if TYPE_CHECKING:
+    from kohya_bucket.latents.store.storage import StorePath
+    from kohya_bucket.trainers.door.config_source import ConfigSource
 
 TABLE = "kohya_bucket"
 _CODE = "settings"  # of findings
+LineOf = Callable[..., str]  # of the place of a key in a file
 ENVIRONMENT_VARIABLE = "KOHYA_BUCKET_CONFIG"
 
 
@@ -171,7 +174,7 @@ class AdapterOptions(RuleOptions, EpochOptions):
     def of_config(cls, source: ConfigSource, findings: Findings) -> AdapterOptions | None:
         """The table of a config over that of the environment; None where there are mistakes, all of which are added."""
         folder = Path() if source.path is None else source.path.parent
-        of_this_config = [(source, rooted(source.data[TABLE], folder))] if TABLE in source.data else []
+        of_this_config = [(source.line_of, rooted(source.data[TABLE], folder))] if TABLE in source.data else []
         try:
             return cls._merged([*environment_table(), *of_this_config], findings)
         except ConfigError as error:
@@ -179,12 +182,12 @@ class AdapterOptions(RuleOptions, EpochOptions):
             return None
 
     @classmethod
-    def _merged(cls, tables: Iterable[tuple[str | ConfigSource, Any]], findings: Findings) -> AdapterOptions | None:
+    def _merged(cls, tables: Iterable[tuple[str | LineOf, Any]], findings: Findings) -> AdapterOptions | None:
         merged: dict[str, Any] = {}
         places: dict[str, str] = {}
         mistakes = Findings()
         for place, table in tables:
-            at = place.line_of if isinstance(place, ConfigSource) else lambda *_, place=place: place
+            at = place if callable(place) else lambda *_, place=place: place
             for key, value in table.items() if isinstance(table, Mapping) else ():
                 places[key] = at(TABLE, key).rstrip(", ")
                 try:
@@ -329,5 +332,7 @@ def store_folder(options: AdapterOptions, first_image: str | os.PathLike[str]) -
     Wherever training is started, it finds the same folder, and it moves along with the images.
     """
     if options.latent_cache_dir:
+        from kohya_bucket.latents.store.storage import as_given
+
         return as_given(options.latent_cache_dir)
     return Path(first_image).absolute().parent / "kohya_bucket_latents"

@@ -14,7 +14,8 @@ from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.door.findings import Findings, Section, Severity, ShowProgress
+from kohya_bucket.trainers.door.file_findings import Section, ShowProgress
+from kohya_bucket.trainers.door.findings import Findings, Severity
 from kohya_bucket.trainers.door.group import GpuRow, epoch_of, no_batch
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import BucketRow, PlacedDataset, PlacedItems

@@ -21,6 +21,8 @@ from kohya_bucket.images.text_column import TextColumn
 from kohya_bucket.planning.demand_model import DemandModel
 from kohya_bucket.planning.options import PlanOptions
 from kohya_bucket.planning.plan import BucketCounts
+from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.door.ranks import warn_once
 
 
 @dataclass(frozen=True)
@@ -290,3 +292,20 @@ def first_placed(placements: tuple[Placement, ...]) -> Placement:
     rows["bucket_index"] = np.where(placed, 0, -1).astype(np.int32)
     rows["reasons"] = np.where(placed, Reason.PLACED, rows["reasons"]).astype(np.uint8)
     return Placement(None, **rows)
+
+
+def focus_of(options: AdapterOptions, paths: Sequence[str]) -> FloatArray | None:
+    """[N, 4] the focus of each image as `[kohya_bucket] focus` says, NaN where it has none; None where it is not set.
+
+    Images that its file names and that are not there are named, once, as is a file that has a focus of no image.
+
+    Raises:
+        ConfigError: the file cannot be read, or a row is not a rectangle.
+    """
+    if options.focus is None:
+        return None
+    from kohya_bucket.images.focus_files import read_focus, unfound
+
+    focus, missing = read_focus(options.focus, paths)
+    warn_once(unfound(options.focus, focus, missing))
+    return focus

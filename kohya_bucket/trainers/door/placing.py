@@ -15,10 +15,9 @@ from kohya_bucket.buckets import Placement
 from kohya_bucket.buckets.focus import focused
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 from kohya_bucket.errors import BucketSettingsError, ConfigError
-from kohya_bucket.images.focus_files import read_focus, unfound
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, at_resolutions, rule_for, without_effect_on
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.door.placed import OF_RESOLUTIONS, PlacedDataset, first_placed
+from kohya_bucket.trainers.door.placed import OF_RESOLUTIONS, PlacedDataset, first_placed, focus_of
 from kohya_bucket.trainers.door.ranks import warn_once
 
 
@@ -127,21 +126,6 @@ def place_images(
     )
 
 
-def focus_of(options: AdapterOptions, paths: Sequence[str]) -> FloatArray | None:
-    """[N, 4] the focus of each image as `[kohya_bucket] focus` says, NaN where it has none; None where it is not set.
-
-    Images that its file names and that are not there are named, once, as is a file that has a focus of no image.
-
-    Raises:
-        ConfigError: the file cannot be read, or a row is not a rectangle.
-    """
-    if options.focus is None:
-        return None
-    focus, missing = read_focus(options.focus, paths)
-    warn_once(unfound(options.focus, focus, missing))
-    return focus
-
-
 def refuse_unmatched(options: AdapterOptions, focuses: Sequence[FloatArray | None]) -> None:
     """Refuse a focus that no image of any dataset has: its file is of other images, or names them otherwise.
 
@@ -153,5 +137,7 @@ def refuse_unmatched(options: AdapterOptions, focuses: Sequence[FloatArray | Non
     """
     nonempty = [focus for focus in focuses if focus is not None and len(focus)]
     if options.focus is not None and nonempty and np.isnan(np.concatenate(nonempty)).all():
+        from kohya_bucket.images.focus_files import unfound
+
         said = unfound(options.focus, np.concatenate(nonempty), ())
         raise ConfigError(f"[kohya_bucket] {said}: correct the names, or leave focus out")

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
-from kohya_bucket.checks import is_first_process
+from kohya_bucket.checks import LOADER_OPTIONS, is_first_process, loader_mistake
 from kohya_bucket.datasets.agreement import gather, world
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.planning import EpochPlan, EpochPlanner, EpochPosition
@@ -27,7 +27,6 @@ from kohya_bucket.planning.fingerprint import agree
 from kohya_bucket.planning.resume import ResumePoint
 from kohya_bucket.texts import counted, one_line
 from kohya_bucket.trainers.door.batches import BadImages, PlannedBatch
-from kohya_bucket.trainers.door.config_source import LOADER_OPTIONS, loader_mistake
 from kohya_bucket.trainers.door.door import Planned
 from kohya_bucket.trainers.door.group import GroupPlanner, left_over, no_batch, splits_of_stages
 from kohya_bucket.trainers.door.ranks import end_run

@@ -12,19 +12,22 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kohya_bucket.checks import is_first_process
 from kohya_bucket.errors import KohyaBucketError, UnreadableError, reading
 from kohya_bucket.files import user_cache
-from kohya_bucket.images import MetadataCache, read_sizes
-from kohya_bucket.images.metadata_cache import is_metadata_cache
+from kohya_bucket.images import read_sizes
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.inputs import may_be_file
 from kohya_bucket.texts import one_line
 from kohya_bucket.trainers.door.ranks import warn_once
+
+if TYPE_CHECKING:
+    from kohya_bucket.images.metadata_cache import MetadataCache
 
 logger = logging.getLogger("kohya_bucket")
 AUTOMATIC_FROM = 5_000
@@ -39,6 +42,8 @@ def scan_sizes(paths: Sequence[str], setting: str = "auto", progress: Progress |
     file = cache_file(paths, setting)
     if file is None:
         return read_sizes(paths, progress=progress)
+    from kohya_bucket.images.metadata_cache import MetadataCache, is_metadata_cache
+
     cache, writable = None, True
     try:
         with reading(file):

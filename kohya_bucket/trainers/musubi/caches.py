@@ -17,7 +17,6 @@ import numpy as np
 from kohya_bucket.buckets.focus import focus_crops, focus_pixels
 from kohya_bucket.errors import ConfigError, reading
 from kohya_bucket.files import final_name, remove_leftovers
-from kohya_bucket.images.clips import read_clips
 from kohya_bucket.images.listing import from_here
 from kohya_bucket.inputs import open_input
 from kohya_bucket.latents.fingerprint import (
@@ -33,7 +32,7 @@ from kohya_bucket.latents.fingerprint import (
 )
 from kohya_bucket.texts import uncaptioned
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.door.placing import focus_of
+from kohya_bucket.trainers.door.placed import focus_of
 from kohya_bucket.trainers.door.tensor_files import not_finite
 from kohya_bucket.trainers.musubi.architectures import ANY, Family
 from kohya_bucket.trainers.musubi.cache_files import (
@@ -48,9 +47,16 @@ from kohya_bucket.trainers.musubi.cache_files import (
 )
 from kohya_bucket.trainers.musubi.checkout import repaired_encoder
 from kohya_bucket.trainers.musubi.families import family_of
-from kohya_bucket.trainers.musubi.items import CacheName, Source, clip_of_text, identity, table_of
+from kohya_bucket.trainers.musubi.items import (
+    LEFT_OUT,
+    CacheName,
+    Source,
+    clip_of_text,
+    identity,
+    images_of,
+    table_of,
+)
 from kohya_bucket.trainers.musubi.keys import CLIPS, DEPRECATED, IMAGES, OWN_SIZES, SOURCES, CommonKeys
-from kohya_bucket.trainers.musubi.listing import LEFT_OUT, images_of
 from kohya_bucket.trainers.musubi.objects import CachedDataset, Selector
 
 Focus = tuple[float, ...]
@@ -283,6 +289,8 @@ class Caches:
     ) -> list[StaleReason]:
         """Of another bucket, or a clip that the dataset's settings do not make."""
         if self.selector.no_upscale:  # then a clip's bucket depends on its size in the file
+            from kohya_bucket.images.clips import read_clips
+
             width, height = read_clips(source.files[:1], first=True).sizes[0].tolist()
             bucket = self.selector.get_bucket_resolution((width, height)) if min(width, height) > 0 else (0, 0)
             if bucket != name.size:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -12,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kohya_bucket.buckets.clips import EXTRACTIONS
-from kohya_bucket.checks import nearest, quoted
-from kohya_bucket.errors import ConfigError
-from kohya_bucket.images.listing import folder_key
+from kohya_bucket.checks import nearest
 from kohya_bucket.texts import some
 from kohya_bucket.trainers.door.config_source import (
     LARGEST,
@@ -29,7 +25,7 @@ from kohya_bucket.trainers.door.config_source import (
     unknown_key,
 )
 from kohya_bucket.trainers.door.findings import Findings, Severity
-from kohya_bucket.trainers.door.options import TABLE, WHERE_PLACED, AdapterOptions
+from kohya_bucket.trainers.door.options import TABLE, AdapterOptions
 from kohya_bucket.trainers.musubi.architectures import ANY, ARCHITECTURES, OF_TOKENS, Family
 from kohya_bucket.trainers.musubi.checkout import clips_always_in_buckets, keys_of_configs, known_checkout
 from kohya_bucket.trainers.musubi.keys import (
@@ -42,6 +38,7 @@ from kohya_bucket.trainers.musubi.keys import (
     CommonKeys,
     ImageKeys,
 )
+from kohya_bucket.trainers.musubi.refusals import conflicts, why_not_cached_in
 
 _TOP = ("general", "datasets")
 _GENERAL, _IMAGES, _CLIPS = "[general]", "a dataset of images", "a dataset of clips"
@@ -216,31 +213,6 @@ def _check_caches(datasets: Sequence[CommonKeys], places: list[str], findings: F
             findings.error(*refused[:1], place, *refused[1:])
 
 
-def why_not_cached_in(folders: Sequence[str | None]) -> list[tuple[str, str, str] | None]:
-    """For the cache folder of each dataset: code, message and remedy where it cannot be used; None where it can be.
-
-    Datasets with one folder delete each other's caches, however its path is written.
-    """
-    keys = [None if folder is None else folder_key(folder) for folder in folders]
-    spelled: dict[object, list[str | None]] = defaultdict(list)
-    for folder, key in zip(folders, keys, strict=True):
-        spelled[key].append(folder)
-    out: list[tuple[str, str, str] | None] = []
-    for folder, key in zip(folders, keys, strict=True):
-        same = spelled[key]
-        if folder is not None and (not {"*", "?"}.isdisjoint(folder) or not fnmatch.fnmatchcase(folder, folder)):
-            message = f"musubi-tuner takes {quoted(folder)} for a pattern: it finds no cache there, or deletes others'"
-            out.append(("cache-brackets", message, "set cache_directory to a folder without *, ? and brackets"))
-        elif folder is not None and len(same) > 1:
-            message = f"{quoted(folder)} is the cache folder of {len(same)} datasets, at which musubi-tuner stops"
-            if len(spellings := sorted(set(map(quoted, same)))) > 1:
-                message = f"{' and '.join(spellings)} are one folder, in which datasets delete each other's caches"
-            out.append(("shared-cache", message, "give each dataset a cache_directory of its own"))
-        else:
-            out.append(None)
-    return out
-
-
 def _check_values(keys: CommonKeys, place: str, model: Family, findings: Findings) -> None:
     """Report values that musubi-tuner takes and cannot train with, or not as meant."""
     for one in fields(keys):
@@ -344,25 +316,3 @@ def _check_clip_buckets(keys: ClipKeys, place: str, model: Family, findings: Fin
         message = "enable_bucket is off, but this musubi-tuner caches clips in buckets all the same, and without the "
         message += "plan a batch of clips of different sizes ends the training"
         findings.warning("clips-without-buckets", place, message, "set enable_bucket = true")
-
-
-_OPTIONS = WHERE_PLACED - {"merge_max_crop"} | {"focus"}
-
-
-def conflicts(options: AdapterOptions) -> Iterator[str]:
-    """What to change, for options that caches cannot have."""
-    for field in fields(options):
-        if field.name not in _OPTIONS and getattr(options, field.name) != field.default:
-            several = "give each resolution [[datasets]] and a cache_directory of its own"
-            remedy = several if field.name == "resolutions" else "leave it out"
-            message = f"{field.name} is set, but musubi-tuner trains from caches that were made without it: {remedy}; "
-            yield f"[{TABLE}] {message}{', '.join(sorted(_OPTIONS))} can be set"
-    for name, policy in options.moving.items():
-        message = f"{name} is {policy.name!r}, which trains images at other sizes, but caches have one size each"
-        yield f"[{TABLE}] {message}: use 'keep', 'pad' or 'drop'"
-
-
-def check_options(options: AdapterOptions) -> None:
-    """Raise `ConfigError` with the first of the `conflicts`."""
-    for conflict in conflicts(options):
-        raise ConfigError(conflict)

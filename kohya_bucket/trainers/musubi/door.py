@@ -17,7 +17,7 @@ from kohya_bucket.trainers.door.door import TrainerDoor
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.ranks import end_run, exit_with_message
 from kohya_bucket.trainers.door.seams import SeamGroup
-from kohya_bucket.trainers.musubi.config import check_options
+from kohya_bucket.trainers.musubi.refusals import check_options
 
 _PACKAGE = "musubi_tuner"
 _HOME = f"{_PACKAGE}.dataset.image_video_dataset"
@@ -71,7 +71,8 @@ class MusubiDoor(TrainerDoor):
         return any(base.__name__ in _CLASSES and base.__module__ == _HOME for base in type(dataset).__mro__)
 
     def look_at(self, group: Any) -> None:
-        from kohya_bucket.trainers.door.placing import focus_of, refuse_unmatched
+        from kohya_bucket.trainers.door.placed import focus_of
+        from kohya_bucket.trainers.door.placing import refuse_unmatched
         from kohya_bucket.trainers.musubi.items import table_of
 
         options = self.options()

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.images.formats import frame_endings, is_listed
 from kohya_bucket.latents.fingerprint import Identity, source_identity
 from kohya_bucket.trainers.musubi.architectures import ANY, ARCHITECTURES
 from kohya_bucket.trainers.musubi.keys import SOURCES
@@ -278,3 +279,43 @@ def folder_of(dataset: Any) -> str:
     named = {key: str(getattr(dataset, key)) for key in SOURCES if getattr(dataset, key, None)}
     folders = [path for key, path in named.items() if key.endswith("directory")]
     return (folders or [os.path.dirname(os.path.abspath(path)) for path in named.values()] or ["."])[0]
+
+
+def images_of(folder: str, ending: str | None, *, of_others: bool = False) -> tuple[list[str], list[str]]:
+    """The images of a folder that have a caption file, and those that have none, which musubi-tuner leaves out.
+
+    `of_others`: what is called like an image with a caption and `_1`, `_2`, … is a further target of that.
+
+    Raises:
+        OSError: it cannot be listed.
+    """
+    names = names_in(folder)
+    paths = ending_in(names, folder, frame_endings())
+    if not ending:
+        return paths, []
+    ending = os.path.normcase(ending)
+    captioned = {os.path.splitext(name)[0] for name in names if os.path.normcase(name).endswith(ending)}
+    kept, bare = list[str](), list[str]()
+    for path in paths:
+        stem = os.path.splitext(os.path.basename(path))[0]
+        if stem in captioned:
+            kept.append(path)
+        elif not (of_others and any(stem[:i] in captioned for i, sign in enumerate(stem) if sign == "_")):
+            bare.append(path)
+    return kept, bare
+
+
+LEFT_OUT = "musubi-tuner leaves out what has none (before 0.3.0 it stops there)"
+"""What becomes of images without a caption."""
+
+
+def names_in(folder: str) -> list[str]:
+    """The files and folders in a folder, without hidden ones, sorted."""
+    return sorted(filter(is_listed, os.listdir(folder)))
+
+
+def ending_in(names: Sequence[str], folder: str, endings: Collection[str]) -> list[str]:
+    """As `glob` finds them: exact endings, but on Windows in any case."""
+    plain = str.lower if os.name == "nt" else str
+    wanted = {plain(one) for one in endings}
+    return [os.path.join(folder, name) for name in names if plain(os.path.splitext(name)[1]) in wanted]

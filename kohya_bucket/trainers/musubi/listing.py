@@ -19,11 +19,13 @@ from kohya_bucket.images.formats import VIDEO_EXTENSIONS, format_of_extension, f
 from kohya_bucket.inputs import MAX_TABLE_BYTES, open_input
 from kohya_bucket.texts import counted, is_whole, parse_json, read_text, some
 from kohya_bucket.trainers.door.captions import check_blank, check_broken, check_marks, check_missing, read_captions
+from kohya_bucket.trainers.door.file_findings import check_ignored, note_subfolders
 from kohya_bucket.trainers.door.file_names import check_names
-from kohya_bucket.trainers.door.findings import Findings, Severity, check_ignored, note_subfolders
+from kohya_bucket.trainers.door.findings import Findings, Severity
 from kohya_bucket.trainers.musubi.architectures import ANY, Family
 from kohya_bucket.trainers.musubi.checkout import known_checkout, lists_are_searched_beside_them
 from kohya_bucket.trainers.musubi.controls import controls_in_folder, controls_in_rows, paths_in
+from kohya_bucket.trainers.musubi.items import LEFT_OUT, ending_in, images_of, names_in
 from kohya_bucket.trainers.musubi.keys import CommonKeys, ImageKeys
 
 _VIDEO_ENDINGS = frozenset(ending for one in VIDEO_EXTENSIONS for ending in (one, one.upper()))
@@ -78,14 +80,14 @@ def list_items(
 
 def _in_folder(keys: CommonKeys, folder: str, place: str, findings: Findings) -> list[str]:
     try:
-        names = _names_in(folder)
+        names = names_in(folder)
     except (OSError, ValueError) as error:  # the latter of a name that no folder can have
         why = "is not a folder" if isinstance(error, NotADirectoryError) else "cannot be listed"
         why = "does not exist" if isinstance(error, FileNotFoundError) else why
         findings.error("missing-folder", place, f"{quoted(folder)} {why}", path_meant(folder))
         return []
     if keys.what == "image":
-        listed = set(_ending_in(names, folder, frame_endings()))
+        listed = set(ending_in(names, folder, frame_endings()))
         images = [os.path.join(folder, name) for name in names if format_of_extension(os.path.splitext(name)[1])]
         check_ignored([path for path in images if path not in listed], "musubi-tuner", place, findings)
         check_names([os.path.join(folder, name) for name in names], "musubi-tuner", place, findings)
@@ -95,7 +97,7 @@ def _in_folder(keys: CommonKeys, folder: str, place: str, findings: Findings) ->
             severity = Severity.WARNING if kept else Severity.ERROR
             _check_missing(keys, bare, len(kept) + len(bare), LEFT_OUT, place, findings, severity)
         return kept
-    paths, ending = _ending_in(names, folder, _VIDEO_ENDINGS), keys.caption_extension
+    paths, ending = ending_in(names, folder, _VIDEO_ENDINGS), keys.caption_extension
     bare = [path for path in paths if ending and not os.path.exists(os.path.splitext(path)[0] + ending)]
     if bare:
         _check_missing(keys, bare, len(paths), "musubi-tuner stops", place, findings, Severity.ERROR)
@@ -116,51 +118,12 @@ def _in_subfolders(folder: str, endings: Collection[str], but: Collection[str]) 
     for path in (os.path.join(folder, name) for name in sorted(filter(is_listed, inner))):
         if os.path.realpath(path) not in but:
             with suppress(OSError):
-                below += _ending_in(_names_in(path), path, endings)
+                below += ending_in(names_in(path), path, endings)
     return below
 
 
-def images_of(folder: str, ending: str | None, *, of_others: bool = False) -> tuple[list[str], list[str]]:
-    """The images of a folder that have a caption file, and those that have none, which musubi-tuner leaves out.
-
-    `of_others`: what is called like an image with a caption and `_1`, `_2`, … is a further target of that.
-
-    Raises:
-        OSError: it cannot be listed.
-    """
-    names = _names_in(folder)
-    paths = _ending_in(names, folder, frame_endings())
-    if not ending:
-        return paths, []
-    ending = os.path.normcase(ending)
-    captioned = {os.path.splitext(name)[0] for name in names if os.path.normcase(name).endswith(ending)}
-    kept, bare = list[str](), list[str]()
-    for path in paths:
-        stem = os.path.splitext(os.path.basename(path))[0]
-        if stem in captioned:
-            kept.append(path)
-        elif not (of_others and any(stem[:i] in captioned for i, sign in enumerate(stem) if sign == "_")):
-            bare.append(path)
-    return kept, bare
-
-
-LEFT_OUT = "musubi-tuner leaves out what has none (before 0.3.0 it stops there)"
-"""What becomes of images without a caption."""
-
-
-def _names_in(folder: str) -> list[str]:
-    return sorted(filter(is_listed, os.listdir(folder)))
-
-
-def _ending_in(names: Sequence[str], folder: str, endings: Collection[str]) -> list[str]:
-    """As `glob` finds them: exact endings, but on Windows in any case."""
-    plain = str.lower if os.name == "nt" else str
-    wanted = {plain(one) for one in endings}
-    return [os.path.join(folder, name) for name in names if plain(os.path.splitext(name)[1]) in wanted]
-
-
 def _images_in(folder: str) -> list[str]:
-    return _ending_in(_names_in(folder), folder, frame_endings()) if os.path.isdir(folder) else []
+    return ending_in(names_in(folder), folder, frame_endings()) if os.path.isdir(folder) else []
 
 
 def _in_list(file: str, place: str, what: str, findings: Findings, beside: bool) -> list[tuple[str, Mapping[str, Any]]]:

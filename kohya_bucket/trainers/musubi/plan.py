@@ -21,20 +21,11 @@ from kohya_bucket.buckets.sizes import FloatArray, as_pair
 from kohya_bucket.images.clips import ClipScan, read_clips
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.door.findings import (
-    Finding,
-    Findings,
-    Section,
-    Severity,
-    ShowProgress,
-    check_clips,
-    check_turned,
-    repaired,
-)
+from kohya_bucket.trainers.door.file_findings import Section, ShowProgress, check_clips, check_turned, repaired
+from kohya_bucket.trainers.door.findings import Finding, Findings, Severity
 from kohya_bucket.trainers.door.options import AdapterOptions, required
 from kohya_bucket.trainers.door.overview import Overview, PlannedDataset, add_overview, check_unmatched, place_datasets
-from kohya_bucket.trainers.door.placed import InBuckets, PlacedItems
-from kohya_bucket.trainers.door.placing import focus_of
+from kohya_bucket.trainers.door.placed import InBuckets, PlacedItems, focus_of
 from kohya_bucket.trainers.door.plan import DatasetPlan, Plan, entry_of_items, mode_text, times_text
 from kohya_bucket.trainers.door.programs import Programs
 from kohya_bucket.trainers.door.sizes import scan_sizes

@@ -21,9 +21,9 @@ from kohya_bucket.trainers.door.shapes import Behaves, Inherits, Offers, Takes, 
 from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES
 from kohya_bucket.trainers.musubi.batches import planned_item
 from kohya_bucket.trainers.musubi.caching_seams import CACHING, ENCODING, clip_selector
-from kohya_bucket.trainers.musubi.config import why_not_cached_in
 from kohya_bucket.trainers.musubi.keys import CLIPS, DEPRECATED, IMAGES, SOURCES, ClipKeys, CommonKeys
 from kohya_bucket.trainers.musubi.objects import BatchManager, CachedItem, Dataset, Group, ImageAutoencoder
+from kohya_bucket.trainers.musubi.refusals import why_not_cached_in
 
 
 def _group_item(seam: Replaced, self: Group, index: Any, /) -> Any:

@@ -13,7 +13,8 @@ from kohya_bucket.trainers.door.programs import Programs
 
 if TYPE_CHECKING:
     from kohya_bucket.trainers.door.door import TrainerDoor
-    from kohya_bucket.trainers.door.findings import Finding, Section, Teller
+    from kohya_bucket.trainers.door.file_findings import Section
+    from kohya_bucket.trainers.door.findings import Finding, Teller
     from kohya_bucket.trainers.door.options import AdapterOptions
     from kohya_bucket.trainers.door.plan import Plan
     from kohya_bucket.trainers.door.subject import HeaderReader, Subject
@@ -86,9 +87,10 @@ class MusubiTuner(Trainer):
     def ways(self, asked: Asked, item: OneItem, focus: str | None) -> tuple[list[Way], AdapterOptions]:
         from kohya_bucket.trainers.door.findings import Findings, Severity
         from kohya_bucket.trainers.door.options import AdapterOptions, required
-        from kohya_bucket.trainers.musubi.config import check_model, check_options
+        from kohya_bucket.trainers.musubi.config import check_model
         from kohya_bucket.trainers.musubi.families import architecture_named
         from kohya_bucket.trainers.musubi.keys import ClipKeys, dataset_of
+        from kohya_bucket.trainers.musubi.refusals import check_options
 
         options = AdapterOptions()
         if asked.config is None:

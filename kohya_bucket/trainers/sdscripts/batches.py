@@ -17,10 +17,8 @@ from kohya_bucket.trainers.door.batches import PlannedBatch, batch_of_the_readab
 from kohya_bucket.trainers.door.door import TrainerDoor
 from kohya_bucket.trainers.door.group import GroupPlanner
 from kohya_bucket.trainers.door.sampler import PlanSampler, arguments_over, with_plan
+from kohya_bucket.trainers.sdscripts.caching import loaded
 from kohya_bucket.trainers.sdscripts.caching.extra_sizes import at_planned_size
-from kohya_bucket.trainers.sdscripts.caching.session import forget_shared
-from kohya_bucket.trainers.sdscripts.caching.shards import shard_numbers
-from kohya_bucket.trainers.sdscripts.caching.text import ahead
 from kohya_bucket.trainers.sdscripts.objects import Group, HeldDataset, Subset, inner_of
 from kohya_bucket.trainers.sdscripts.refusals import LOSS_WEIGHTS, say_what_is_in_no_store, say_what_is_not_weighed
 from kohya_bucket.trainers.sdscripts.tables import BatchTable, compact
@@ -131,18 +129,23 @@ def planned_arguments(
     tables = [table for dataset in datasets if isinstance(table := dataset.buckets_indices, BatchTable)]
     if not tables or len(tables) < len(datasets):
         return None
-    ahead.end_before_training()
+    if text := loaded("text"):
+        text.ahead.end_before_training()
     say_what_is_in_no_store(datasets, tables[0].options)
     training = bool(arguments.get("shuffle", False))
     options = tables[0].options if training else tables[0].options.for_validation()
     images = [table.images for table in tables]
-    by_shards = ORDERS[options.order].uses_shards
-    shards = shard_numbers(datasets, images, options.open_shards) if by_shards else None
+    shards = None
+    if ORDERS[options.order].uses_shards:
+        from kohya_bucket.trainers.sdscripts.caching.shards import shard_numbers
+
+        shards = shard_numbers(datasets, images, options.open_shards)
     planner = GroupPlanner(images, options, shards)
     sampler = PlanSampler.told_by(collator, planner, int(datasets[0].seed), training=training)
     if training:
         door.resume.attach(sampler)
         say_what_is_not_weighed(sampler)
     compact(group)
-    forget_shared()  # trainers make their loaders when all is cached
+    if session := loaded("session"):
+        session.forget_shared()  # trainers make their loaders when all is cached
     return with_plan(arguments, sampler, door.in_worker)

@@ -22,7 +22,7 @@ from kohya_bucket.latents.store.layout import Layout, common_root, relative_sour
 from kohya_bucket.latents.store.storage import StorePath, is_there
 from kohya_bucket.texts import counted
 from kohya_bucket.trainers.door.environment import version_of
-from kohya_bucket.trainers.door.findings import Section
+from kohya_bucket.trainers.door.file_findings import Section
 from kohya_bucket.trainers.door.options import AdapterOptions, store_folder
 from kohya_bucket.trainers.sdscripts.checkout import own_families
 from kohya_bucket.trainers.sdscripts.config import Config

@@ -15,7 +15,7 @@ from kohya_bucket.buckets.misfits import MUCH_ENLARGED, enlargement, too_long
 from kohya_bucket.extras import argument, where_this_came_from
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.activation import activation, site_packages
-from kohya_bucket.trainers.door.findings import Section, ShowProgress, repaired
+from kohya_bucket.trainers.door.file_findings import Section, ShowProgress, repaired
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.overview import add_overview
 from kohya_bucket.trainers.door.programs import Programs

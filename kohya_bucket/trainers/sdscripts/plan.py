@@ -21,7 +21,8 @@ from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.planning import RESOLUTION_MODES
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, adjust_to_steps, at_resolutions, rule_for
-from kohya_bucket.trainers.door.findings import Findings, Severity, check_turned, repaired
+from kohya_bucket.trainers.door.file_findings import check_turned, repaired
+from kohya_bucket.trainers.door.findings import Findings, Severity
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.overview import Overview, PlannedDataset, check_unmatched, place_datasets
 from kohya_bucket.trainers.door.placed import PlacedDataset, by_bucket

@@ -19,8 +19,6 @@ from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placing import refuse_unmatched
 from kohya_bucket.trainers.door.ranks import end_run, exit_with_message, warn_once
 from kohya_bucket.trainers.door.sampler import PlanSampler
-from kohya_bucket.trainers.sdscripts.caching.shards import is_in_store
-from kohya_bucket.trainers.sdscripts.config.run_file import without_headings
 from kohya_bucket.trainers.sdscripts.objects import HeldDataset
 from kohya_bucket.trainers.sdscripts.resuming import OPTIONS
 from kohya_bucket.trainers.sdscripts.tables import BatchTable
@@ -78,7 +76,11 @@ def refuse_empty(group: Any) -> None:
 
 def say_what_is_in_no_store(datasets: Sequence[HeldDataset], options: AdapterOptions) -> None:
     """Name the store that is asked for and that this run, whose caches are all made, does not have."""
-    if options.latent_cache == "shards" and not all(map(is_in_store, datasets)):
+    if options.latent_cache != "shards":
+        return
+    from kohya_bucket.trainers.sdscripts.caching.shards import is_in_store
+
+    if not all(map(is_in_store, datasets)):
         warn_once(
             f"{_SHARDS} is set, but this run caches no latents on disk: add --cache_latents and --cache_latents_to_disk"
         )
@@ -129,6 +131,8 @@ def given_options(arguments: Sequence[str]) -> set[str]:
 
 def _of_file(name: str) -> set[str]:
     path = Path(name if name.endswith(".toml") else name + ".toml")
+    from kohya_bucket.trainers.sdscripts.config.run_file import without_headings
+
     try:
         table = parse_toml(read_text(path))
     except (OSError, ValueError):

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+from kohya_bucket.checks import LOADER_OPTIONS, loader_mistake
 from kohya_bucket.errors import ConfigError, reading
+from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.images.resize import INTERPOLATIONS, resize_and_crop
 from kohya_bucket.trainers.door.batches import PlannedBatch
-from kohya_bucket.trainers.door.config_source import LOADER_OPTIONS, loader_mistake
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, rule_for
 from kohya_bucket.trainers.door.resume import Accelerator
 from kohya_bucket.trainers.door.seams import Replaced, Seam, SeamGroup, calling_frame, where
@@ -30,12 +31,8 @@ from kohya_bucket.trainers.door.shapes import (
 )
 from kohya_bucket.trainers.sdscripts import objects
 from kohya_bucket.trainers.sdscripts.batches import note_epoch, numbered_item, planned_item
-from kohya_bucket.trainers.sdscripts.caching import extra_sizes
-from kohya_bucket.trainers.sdscripts.caching.encode import EncodingLoop, check_shape
-from kohya_bucket.trainers.sdscripts.caching.latents import cache_latents
-from kohya_bucket.trainers.sdscripts.caching.text import ahead, cache_text_outputs
-from kohya_bucket.trainers.sdscripts.config.files import read_folder, refuse_broken_captions
-from kohya_bucket.trainers.sdscripts.config.model import CONTROL_IN_THE_MIDDLE
+from kohya_bucket.trainers.sdscripts.caching import extra_sizes, loaded
+from kohya_bucket.trainers.sdscripts.dataset_images import CONTROL_IN_THE_MIDDLE, read_folder
 from kohya_bucket.trainers.sdscripts.make_buckets import get_image_size, get_resolutions, make_buckets
 from kohya_bucket.trainers.sdscripts.tables import BatchTable
 
@@ -83,6 +80,8 @@ def _list_folders(seam: Replaced, self: Any, subsets: Any, *args: Any, **keys: A
     try:
         seam.original(self, subsets, *args, **keys)
     except (UnicodeDecodeError, AssertionError):  # of a caption, without a word on which and what to do
+        from kohya_bucket.trainers.sdscripts.config.files import refuse_broken_captions
+
         refuse_broken_captions((str(one.image_dir), one.caption_extension) for one in subsets)
         raise
 
@@ -265,6 +264,9 @@ def _refuse_plain_caching(seam: Replaced, self: Any, *arguments: Any, **more: An
 
 
 def _new_cache_latents(seam: Replaced, self: objects.Dataset, model: Any, accelerator: Any) -> None:
+    from kohya_bucket.trainers.sdscripts.caching.latents import cache_latents
+    from kohya_bucket.trainers.sdscripts.caching.text import ahead
+
     if ahead.asked:
         return
     strategy: objects.LatentsStrategy | None = seam.door.owners.named(_STRATEGY).get_strategy()
@@ -276,13 +278,20 @@ def _new_cache_latents(seam: Replaced, self: objects.Dataset, model: Any, accele
         cache_latents(self, strategy, model, accelerator, load, seam.door.options())
 
 
+def _encoding_loop() -> Any:
+    """The one that runs now."""
+    encode = loaded("encode")
+    return encode and encode.EncodingLoop.current
+
+
 def _load_for_caching(seam: Replaced, image_infos: Any, use_alpha_mask: Any, random_crop: Any) -> Any:
-    ready = None if EncodingLoop.current is None else EncodingLoop.current.loaded(image_infos)
+    loop = _encoding_loop()
+    ready = None if loop is None else loop.loaded(image_infos)
     return seam.original(image_infos, use_alpha_mask, random_crop) if ready is None else ready
 
 
 def _clean_memory(seam: Replaced, device: Any) -> None:
-    if EncodingLoop.current is None:  # after each batch it takes longer than the batch
+    if _encoding_loop() is None:  # after each batch it takes longer than the batch
         seam.original(device)
 
 
@@ -300,7 +309,14 @@ def _pixels(theirs: Any) -> Iterator[tuple[str, ...]]:
 def _trim(
     seam: Replaced, random_crop: bool, image: Any, reso: Any, resized_size: Any, *args: Any, **more: Any
 ) -> tuple[Any, Any, Any]:
-    check_shape((image.shape[1], image.shape[0]), resized_size)
+    (height, width), (resized_width, resized_height) = image.shape[:2], resized_size
+    # Every rule scales an image by one factor and rounds each side; where metadata states its size, `plan` names it.
+    is_other = 2 * abs(resized_width * height - resized_height * width) > width + height
+    if is_other and not getattr(resized_size, "is_stated", False):
+        raise UnreadableImageError(
+            f"{width}x{height} pixels now, which is another shape than when its bucket was chosen: start again, if it "
+            "was edited"
+        )
     crop = getattr(resized_size, "crop", None)
     if crop is None:
         return seam.original(random_crop, image, reso, resized_size, *args, **more)  # type: ignore[no-any-return]
@@ -354,6 +370,8 @@ _TEXT_CACHING, _TOKENIZING = "TextEncoderOutputsCachingStrategy", "TokenizeStrat
 
 
 def _new_cache_text_encoder_outputs(seam: Replaced, self: objects.Dataset, models: Any, accelerator: Any) -> None:
+    from kohya_bucket.trainers.sdscripts.caching.text import cache_text_outputs
+
     named = seam.door.owners.named
     strategies = [named(name).get_strategy() for name in (_TEXT_CACHING, _TOKENIZING)]
     cache_text_outputs(self, seam.original, strategies, models, accelerator)

@@ -10,12 +10,15 @@ import numpy as np
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images import SizeScan
 from kohya_bucket.trainers.door.dataset_keys import at_resolutions, rule_for
-from kohya_bucket.trainers.door.findings import Finding, check_turned
+from kohya_bucket.trainers.door.file_findings import check_turned
+from kohya_bucket.trainers.door.findings import Finding
 from kohya_bucket.trainers.door.options import required
-from kohya_bucket.trainers.door.placing import focus_of, refuse_conflicts
+from kohya_bucket.trainers.door.placed import focus_of
+from kohya_bucket.trainers.door.placing import refuse_conflicts
 from kohya_bucket.trainers.door.subject import TRANSPARENT, Epoch, Explored, HeaderReader, ImageTable, Subject
 from kohya_bucket.trainers.sdscripts.config import Config, ReadDataset
-from kohya_bucket.trainers.sdscripts.config.model import refuse_lost_focus, refuse_random_crops
+from kohya_bucket.trainers.sdscripts.config.model import refuse_lost_focus
+from kohya_bucket.trainers.sdscripts.dataset_images import refuse_random_crops
 from kohya_bucket.trainers.sdscripts.plan import check_limits
 
 

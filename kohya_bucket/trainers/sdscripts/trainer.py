@@ -17,7 +17,8 @@ from kohya_bucket.trainers.door.programs import Programs
 if TYPE_CHECKING:
     from kohya_bucket.trainers.door.cache_files import CacheFiles, ConfigLatents
     from kohya_bucket.trainers.door.door import TrainerDoor
-    from kohya_bucket.trainers.door.findings import Finding, Section, Teller
+    from kohya_bucket.trainers.door.file_findings import Section
+    from kohya_bucket.trainers.door.findings import Finding, Teller
     from kohya_bucket.trainers.door.options import AdapterOptions
     from kohya_bucket.trainers.door.plan import Plan
     from kohya_bucket.trainers.door.subject import Explored, HeaderReader, Subject
@@ -56,7 +57,7 @@ class SdScripts(Trainer):
         return list(FAMILIES)
 
     def endings(self) -> Collection[str]:
-        from kohya_bucket.trainers.sdscripts.config.files import supported_extensions
+        from kohya_bucket.trainers.sdscripts.dataset_images import supported_extensions
 
         return supported_extensions()
 
@@ -121,8 +122,8 @@ class SdScripts(Trainer):
         from kohya_bucket.trainers.door.dataset_keys import at_resolutions, rule_for
         from kohya_bucket.trainers.door.findings import Severity
         from kohya_bucket.trainers.door.options import required
-        from kohya_bucket.trainers.sdscripts.config.files import skipped_images
         from kohya_bucket.trainers.sdscripts.config.model import refuse_lost_focus
+        from kohya_bucket.trainers.sdscripts.dataset_images import skipped_images
 
         config, read = asked.file, _read(asked, check_captions=False)
         if wrong := [f for f in read.findings if f.severity is Severity.ERROR and f.code not in _HARMLESS]:

@@ -19,8 +19,9 @@ from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.trainers.door.group import moved_images
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import placed_in
-from kohya_bucket.trainers.sdscripts.config import Config, DatasetTable, ReadDataset, SubsetConfig
+from kohya_bucket.trainers.sdscripts.config import Config, ReadDataset, SubsetConfig
 from kohya_bucket.trainers.sdscripts.config.model import refuse_lost_focus
+from kohya_bucket.trainers.sdscripts.dataset_images import DatasetTable
 
 
 def wanted_by_config(

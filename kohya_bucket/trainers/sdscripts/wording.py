@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from kohya_bucket.checks import is_first_process
-from kohya_bucket.latents.fingerprint import StaleReason, as_text
 from kohya_bucket.planning import RESOLUTION_MODES
 from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.texts import counted, one_line, some
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import PlacedDataset
+
+if TYPE_CHECKING:
+    from kohya_bucket.latents.fingerprint import StaleReason
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -62,6 +65,8 @@ def skipped_lines(failures: Sequence[tuple[str, str]]) -> list[str]:
 
 def say_recached(reasons: Mapping[str, Sequence[StaleReason]]) -> None:
     """Name the caches that were there and could not be used, each with its reason."""
+    from kohya_bucket.latents.fingerprint import as_text
+
     if reasons and is_first_process():
         texts = [(path, as_text(why)) for path, why in reasons.items()]
         lines = _listed(f"{counted(len(texts), 'cache')} could not be used and were made again:", texts)

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from kohya_bucket.trainers.door.config_source import LOADER_OPTIONS, loader_mistake
+from kohya_bucket.checks import LOADER_OPTIONS, loader_mistake
 
 torch = pytest.importorskip("torch")
 

@@ -12,7 +12,8 @@ from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
 from kohya_bucket.trainers.door.door import TrainerDoor
 from kohya_bucket.trainers.door.environment import packages_section
 from kohya_bucket.trainers.door.face import Trainer
-from kohya_bucket.trainers.door.findings import Findings, Section
+from kohya_bucket.trainers.door.file_findings import Section
+from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.door.group import GroupPlanner, epoch_of
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placing import place_images

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from kohya_bucket.buckets.sizes import Size
 from kohya_bucket.checks import is_first_process
 from kohya_bucket.errors import ConfigError, KohyaBucketError, may_pass, reading
-from kohya_bucket.images.formats import UnreadableImageError, not_loaded
+from kohya_bucket.images.formats import not_loaded
 from kohya_bucket.images.listing import is_folder_away, refuse_if_away
 from kohya_bucket.latents.encode.pipeline import Caching, Reader, threads
 from kohya_bucket.latents.vae.batches import BatchLimit
@@ -260,26 +260,3 @@ def leave_out(info: Any, why: BaseException, options: AdapterOptions) -> None:
         raise KohyaBucketError(f"{info.absolute_path}: {line}: repair or remove it, or leave on_bad_image out")
     info.latents_npz = None
     logger.warning("%s", one_line(f"{info.absolute_path} is left out: {line}"))
-
-
-def check_shape(size: Size, resized_size: Size) -> None:
-    """Refuse an image that has not the shape that its bucket was chosen for: sd-scripts would distort it.
-
-    Every rule scales an image by one factor, and rounds each side to the nearest pixel.
-
-    Args:
-        size: (width, height) of the image as it was loaded.
-        resized_size: that it is to be resized to; a `ResizedSize` where metadata states what `size` should be: then
-            nothing is refused, and `plan` names it.
-
-    Raises:
-        UnreadableImageError: the sides are not scaled alike.
-    """
-    (width, height), (resized_width, resized_height) = size, resized_size
-    if getattr(resized_size, "is_stated", False):
-        return
-    if 2 * abs(resized_width * height - resized_height * width) > width + height:
-        raise UnreadableImageError(
-            f"{width}x{height} pixels now, which is another shape than when its bucket was chosen: start again, if it "
-            "was edited"
-        )

@@ -2,11 +2,10 @@
 
 from kohya_bucket.trainers.door.findings import Finding, Severity
 from kohya_bucket.trainers.sdscripts.config.keys import DatasetKind, SubsetConfig
-from kohya_bucket.trainers.sdscripts.config.model import DatasetTable
 from kohya_bucket.trainers.sdscripts.config.read import Config, ReadDataset, read_config, read_folders, read_images
 from kohya_bucket.trainers.sdscripts.config.releases import NEWEST, Feature, Release
 
 __all__ = [
-    "NEWEST", "Config", "DatasetKind", "DatasetTable", "Feature", "Finding", "ReadDataset", "Release", "Severity",
+    "NEWEST", "Config", "DatasetKind", "Feature", "Finding", "ReadDataset", "Release", "Severity",
     "SubsetConfig", "read_config", "read_folders", "read_images",
 ]  # fmt: skip

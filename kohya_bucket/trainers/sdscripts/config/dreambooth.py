@@ -16,25 +16,28 @@ from kohya_bucket.checks import quoted
 from kohya_bucket.errors import may_pass
 from kohya_bucket.inputs import MAX_TABLE_BYTES, read_input
 from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.door.findings import Findings, note_subfolders
+from kohya_bucket.trainers.door.file_findings import note_subfolders
+from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.sdscripts.config.caches import check_captions
 from kohya_bucket.trainers.sdscripts.config.files import (
-    CACHE_FILE,
     READ_AGAIN,
-    Folder,
-    are_stated_truly,
     check_stems,
     missing_folder,
     note_ignored,
     read_captions,
+)
+from kohya_bucket.trainers.sdscripts.config.keys import DatasetConfig, SubsetConfig
+from kohya_bucket.trainers.sdscripts.config.model import Entry, ReadContext, Registry, is_used, large_enough
+from kohya_bucket.trainers.sdscripts.config.releases import Feature
+from kohya_bucket.trainers.sdscripts.dataset_images import (
+    CACHE_FILE,
+    Folder,
+    are_stated_truly,
     read_folder,
     skipped_images,
     supported_extensions,
     written_ns,
 )
-from kohya_bucket.trainers.sdscripts.config.keys import DatasetConfig, SubsetConfig
-from kohya_bucket.trainers.sdscripts.config.model import Entry, ReadContext, Registry, is_used, large_enough
-from kohya_bucket.trainers.sdscripts.config.releases import Feature
 
 
 def list_dreambooth(dataset: DatasetConfig, reading: ReadContext, training: bool = True) -> Registry:

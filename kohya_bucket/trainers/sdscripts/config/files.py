@@ -1,108 +1,24 @@
-"""Which files of a folder sd-scripts takes for images, their captions, and what to say of a missing folder.
-
-Source: sd-scripts' `IMAGE_EXTENSIONS` and `glob_images`: one level, no hidden files, extensions in all lower or all
-upper case (on Windows in any case), sorted by path.
-"""
+"""What is said of a folder of images that sd-scripts reads: missing, passed over, of one name; and its captions."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
-
-from kohya_bucket.buckets.sizes import Size
 from kohya_bucket.checks import path_meant, quoted
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.formats import is_listed
-from kohya_bucket.images.scan import STAT, Job
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door import captions as caption_files
 from kohya_bucket.trainers.door.captions import check_broken, check_missing
+from kohya_bucket.trainers.door.file_findings import check_ignored
 from kohya_bucket.trainers.door.file_names import check_names
-from kohya_bucket.trainers.door.findings import Findings, Severity, check_ignored
-from kohya_bucket.trainers.door.sizes import scan_sizes
+from kohya_bucket.trainers.door.findings import Findings, Severity
 from kohya_bucket.trainers.sdscripts.config.caches import check_captions
 from kohya_bucket.trainers.sdscripts.config.keys import DEFAULTS, DatasetConfig, SubsetConfig
-
-_ALWAYS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-# by extension: what to install, and the modules with which sd-scripts reads it
-_WITH_PLUGIN = {
-    ".avif": ("pillow-avif-plugin", ("pillow_avif",)),
-    ".jxl": ("pillow-jxl-plugin", ("pillow_jxl", "jxlpy")),
-}
-_NOT_READ = frozenset(
-    {".gif", ".tif", ".tiff", ".heic", ".heif", ".jfif", ".jpe", ".jp2", ".psd", ".tga", *_WITH_PLUGIN}
-)
-
-
-@lru_cache(maxsize=1)
-def supported_extensions() -> frozenset[str]:
-    """The extensions that sd-scripts reads in this environment: AVIF and JPEG XL need their plugins."""
-    plugins = [e for e, (_, modules) in _WITH_PLUGIN.items() if any(map(importlib.util.find_spec, modules))]
-    return frozenset(case(e) for e in (*_ALWAYS, *plugins) for case in (str.lower, str.upper))
-
-
-def image_named(name: str) -> str | None:
-    """The image whose path is `name` and an extension: of several, the one that sd-scripts takes."""
-    return next((name + e for e in sorted(supported_extensions()) if os.path.lexists(name + e)), None)
-
-
-@dataclass(frozen=True)
-class Folder:
-    """One folder's content.
-
-    Attributes:
-        path: the folder, as the config spells it.
-        images: paths of its images in sd-scripts' order.
-        names: the names of all its entries.
-        ignored: names that look like images and are not read.
-        folders: names of its subfolders.
-    """
-
-    path: str
-    images: list[str] = field(default_factory=list)
-    names: frozenset[str] = frozenset()
-    ignored: list[str] = field(default_factory=list)
-    folders: list[str] = field(default_factory=list)
-
-
-def read_folder(path: str, extensions: Collection[str] | None = None) -> Folder:
-    """List a folder. Nothing is opened.
-
-    Args:
-        extensions: of images; by default those that sd-scripts reads here.
-
-    Raises:
-        OSError: the folder cannot be listed.
-    """
-    read = supported_extensions() if extensions is None else frozenset(extensions)
-    # The prefix that glob gives its results: without doubled or trailing separators.
-    prefix = os.path.split(os.path.join(path, "*"))[0]
-    start = os.path.join(prefix, "")
-    names, images, ignored, folders = [], [], [], []
-    with os.scandir(prefix or os.curdir) as entries:
-        for entry in entries:
-            name = entry.name
-            names.append(name)
-            if not is_listed(name):
-                continue
-            extension = name[dot:] if (dot := name.rfind(".")) > 0 else ""
-            lower = extension.lower()
-            if (lower if os.name == "nt" else extension) in read:
-                images.append(start + name)
-            elif lower in read or lower in _NOT_READ:
-                ignored.append(name)
-            elif entry.is_dir():
-                folders.append(name)
-    images.sort()
-    return Folder(path, images, frozenset(names), sorted(ignored), sorted(folders))
+from kohya_bucket.trainers.sdscripts.dataset_images import WITH_PLUGIN, Folder, read_folder
 
 
 def note_ignored(folder: Folder, findings: Findings, where: str) -> None:
@@ -110,7 +26,7 @@ def note_ignored(folder: Folder, findings: Findings, where: str) -> None:
     every = [os.path.join(folder.path, name) for name in sorted(filter(is_listed, folder.names))]
     check_names(every, "sd-scripts", where, findings)
     endings = {os.path.splitext(name)[1].lower() for name in folder.ignored}
-    plugins = [plugin for ending, (plugin, _) in _WITH_PLUGIN.items() if ending in endings]
+    plugins = [plugin for ending, (plugin, _) in WITH_PLUGIN.items() if ending in endings]
     otherwise = f"; or pip install {' '.join(plugins)}" if plugins else ""
     paths = [os.path.join(folder.path, name) for name in folder.ignored]
     check_ignored(paths, "sd-scripts", where, findings, otherwise)
@@ -216,72 +132,5 @@ def check_stems(images: Sequence[str], place: str, findings: Findings) -> None:
         findings.warning("same-stem", place, message, "rename one of each", shared)
 
 
-# Which images `skip_image_resolution` leaves out.
-#
-# Source: sd-scripts since 0.10.2, `DreamBoothDataset.__init__` and `FineTuningDataset.__init__`. The product of the
-# sides counts, not their shape, and an image of just as many pixels is left out. It happens before images are held
-# back for validation and before regularization images are counted, which are left out alike.
-
-
-class Skips(NamedTuple):
-    """Which of N images are left out.
-
-    Attributes:
-        reasons: why, by position.
-        unreadable: those among them that have no pixels because they cannot be read.
-    """
-
-    reasons: dict[int, str]
-    unreadable: tuple[int, ...]
-
-
-def skipped_images(
-    paths: Sequence[str], noted: Sequence[Size | None], limit: Size | None, metadata_cache: str = "auto"
-) -> Skips:
-    """Which images are left out.
-
-    Args:
-        noted: [N] sizes that sd-scripts goes by without looking at the file, or None; those are read.
-        limit: `skip_image_resolution`; None leaves out nothing.
-    """
-    if limit is None or not len(paths):
-        return Skips({}, ())
-    sizes = np.array([size or (0, 0) for size in noted], dtype=np.int64)
-    unknown = [i for i, size in enumerate(noted) if size is None]
-    failed: dict[int, str] = {}
-    if unknown:
-        scan = scan_sizes([paths[i] for i in unknown], metadata_cache)
-        sizes[unknown] = scan.sizes
-        failed = {unknown[i]: reason for i, _, reason in scan.failures}
-    small = np.flatnonzero(sizes.prod(axis=1) <= limit[0] * limit[1]).tolist()
-    bound = f"no more pixels than skip_image_resolution {limit[0]}x{limit[1]}"
-    reasons = {i: failed.get(i) or f"{sizes[i, 0]}x{sizes[i, 1]}: {bound}" for i in small}
-    return Skips(reasons, tuple(i for i in small if i in failed))
-
-
-CACHE_FILE = "metadata_cache.json"
 READ_AGAIN = "leave it as it is, and run again once it can be read"
 """What to do about a file that cannot be read now, whatever is in it."""
-
-
-def written_ns(file: str) -> int:
-    """When a file was written, ns; 0 where there is none."""
-    try:
-        return os.stat(file).st_mtime_ns
-    except OSError:
-        return 0
-
-
-def are_stated_truly(images: Sequence[str], written: Sequence[int]) -> list[bool]:
-    """[N] whether the size of each image, noted at a time (ns), is to be believed.
-
-    Not for WebP files, which imagesize 1.x reads one pixel short, nor for images that were edited since: they would be
-    squeezed into the old shape. Of an image that is gone there is nothing better.
-    """
-    job = Job(STAT, images)
-    job.run()
-    times = job.rows["mtime_ns"].tolist()  # 0 of an image that is gone
-    return [
-        time <= noted and not image.lower().endswith(".webp")
-        for image, time, noted in zip(images, times, written, strict=True)
-    ]

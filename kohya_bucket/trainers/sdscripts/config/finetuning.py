@@ -19,13 +19,13 @@ from kohya_bucket.trainers.sdscripts.config.caches import check_captions
 from kohya_bucket.trainers.sdscripts.config.files import (
     READ_AGAIN,
     check_stems,
-    image_named,
     missing_folder,
     remedy_for_missing,
 )
 from kohya_bucket.trainers.sdscripts.config.keys import DatasetConfig, SubsetConfig
 from kohya_bucket.trainers.sdscripts.config.model import Entry, ReadContext, Registry, is_used, large_enough
 from kohya_bucket.trainers.sdscripts.config.releases import Feature, Release
+from kohya_bucket.trainers.sdscripts.dataset_images import image_named
 
 
 def list_finetuning(dataset: DatasetConfig, reading: ReadContext) -> Registry:

@@ -1,102 +1,31 @@
-"""The images of a dataset, and what its three readers (DreamBooth, fine-tuning, ControlNet) share."""
+"""What the three readers of a dataset (DreamBooth, fine-tuning, ControlNet) share."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.images.parallel import Progress
-from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.config_source import MOST_REPEATS, check_repeats
-from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
-from kohya_bucket.trainers.door.findings import Findings, repaired
+from kohya_bucket.trainers.door.file_findings import repaired
+from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.door.placed import PlacedDataset
-from kohya_bucket.trainers.door.placing import place_images, refuse_conflicts
-from kohya_bucket.trainers.door.sizes import scan_sizes
-from kohya_bucket.trainers.sdscripts.config.files import Skips, skipped_images
+from kohya_bucket.trainers.door.placing import refuse_conflicts
 from kohya_bucket.trainers.sdscripts.config.keys import DatasetConfig, DatasetKind, SubsetConfig
 from kohya_bucket.trainers.sdscripts.config.releases import NEWEST, Feature, Release
-
-CONTROL_IN_THE_MIDDLE = (
-    "[kohya_bucket] focus is set, but this version of sd-scripts cuts control images in the middle, whatever is cut "
-    "from their images: leave focus out, or train with sd-scripts 0.11"
+from kohya_bucket.trainers.sdscripts.dataset_images import (
+    CONTROL_IN_THE_MIDDLE,
+    DatasetTable,
+    Skips,
+    refuse_random_crops,
+    skipped_images,
 )
-
-
-@dataclass(frozen=True)
-class DatasetTable:
-    """The images of one dataset as columns, in the order in which sd-scripts holds them.
-
-    A config gives it, or sd-scripts' own object; training, plans, `doctor` and `precompute` place images from it.
-
-    Attributes:
-        keys: [N] the keys under which sd-scripts keeps them: the paths, or the keys of the metadata.
-        paths: [N] the files.
-        stated_sizes: [N, 2] int32 (width, height) from metadata that sd-scripts trusts; 0 where none is stated,
-            or for images in a `metadata_cache.json` whose sizes may be wrong there (WebP, edited since).
-        repeats: [N] int64, how often an epoch trains each image.
-        is_reg: [N] bool, regularization images.
-        subset: [N] int32, number of the subset, from 1.
-        captions: [N] what is trained with each; None where there is none; empty where captions were not read.
-        conditioning: [N] the control images of a ControlNet dataset, "" where there is none; empty otherwise.
-        skipped: (key, reason) of the images that `skip_image_resolution` leaves out; they are in no other column.
-    """
-
-    keys: tuple[str, ...]
-    paths: tuple[str, ...]
-    stated_sizes: IntArray
-    repeats: npt.NDArray[np.int64]
-    is_reg: npt.NDArray[np.bool_]
-    subset: IntArray
-    captions: tuple[str | None, ...] = ()
-    conditioning: tuple[str, ...] = ()
-    skipped: tuple[tuple[str, str], ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def select(self, rows: Sequence[int]) -> DatasetTable:
-        columns: dict[str, Any] = {
-            name: getattr(self, name)[rows] for name in ("stated_sizes", "repeats", "is_reg", "subset")
-        }
-        for name in ("keys", "paths", "captions", "conditioning"):
-            column = getattr(self, name)
-            columns[name] = tuple(column[i] for i in rows) if column else ()
-        return replace(self, **columns)
-
-    def sizes(self, metadata_cache: str = "auto", progress: Progress | None = None) -> SizeScan:
-        """As metadata states them, or else from headers, which are kept for other commands."""
-        stated, unknown = SizeScan.stated(self.paths, self.stated_sizes), self.stated_sizes.min(axis=1, initial=1) <= 0
-        if not unknown.any():
-            return stated
-        paths = [path for path, read in zip(self.paths, unknown.tolist(), strict=True) if read]
-        return stated.with_rows(np.flatnonzero(unknown), scan_sizes(paths, metadata_cache, progress))
-
-    def place(self, scan: SizeScan, batch_size: int, keys: DatasetKeys, options: AdapterOptions) -> PlacedDataset:
-        """The images in their buckets; see `place_images`, also for what is raised."""
-        return place_images(
-            self.keys, scan.sizes, self.repeats, batch_size, keys, options,
-            paths=self.paths, unreadable=scan.unreadable,
-        )  # fmt: skip
-
-
-def refuse_random_crops(subsets: Sequence[Any], options: AdapterOptions) -> None:
-    """Raise `ConfigError` where a focus is set for images whose crops sd-scripts would draw at random."""
-    if options.focus and any(getattr(subset, "random_crop", False) for subset in subsets):
-        raise ConfigError(
-            "[kohya_bucket] focus is set, but random_crop is on, which draws the crops that a focus decides: leave "
-            "out one of them"
-        )
 
 
 def refuse_lost_focus(config: DatasetConfig, options: AdapterOptions, release: Release) -> None:

@@ -22,12 +22,12 @@ from kohya_bucket.trainers.door.programs import Programs
 from kohya_bucket.trainers.sdscripts.config.caches import check_caches
 from kohya_bucket.trainers.sdscripts.config.check import check_values, read_datasets
 from kohya_bucket.trainers.sdscripts.config.dreambooth import list_controlnet, list_dreambooth
-from kohya_bucket.trainers.sdscripts.config.files import read_folder
 from kohya_bucket.trainers.sdscripts.config.finetuning import list_finetuning
 from kohya_bucket.trainers.sdscripts.config.keys import DatasetConfig, DatasetKind
-from kohya_bucket.trainers.sdscripts.config.model import DatasetTable, ReadContext
+from kohya_bucket.trainers.sdscripts.config.model import ReadContext
 from kohya_bucket.trainers.sdscripts.config.releases import KNOWN, NEWEST, Release
 from kohya_bucket.trainers.sdscripts.config.run_file import FOLDERS, RunLength, run_file, without_settings
+from kohya_bucket.trainers.sdscripts.dataset_images import DatasetTable, read_folder
 from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, trainer_named
 
 

@@ -13,18 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
+from kohya_bucket.checks import LOADER_OPTIONS, loader_mistake
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.door.config_source import (
-    FLAG,
-    LOADER_OPTIONS,
-    ONE_OR_MORE,
-    TEXT,
-    WHOLE,
-    ConfigSource,
-    check_range,
-    loader_mistake,
-)
+from kohya_bucket.trainers.door.config_source import FLAG, ONE_OR_MORE, TEXT, WHOLE, ConfigSource, check_range
 from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.sdscripts.config.keys import DEFAULTS, KEYS, config_name
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES

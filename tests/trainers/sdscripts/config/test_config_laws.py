@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket.trainers.sdscripts.config.dreambooth import balanced, split
-from kohya_bucket.trainers.sdscripts.config.files import read_folder, skipped_images, supported_extensions
 from kohya_bucket.trainers.sdscripts.config.keys import (
     DEFAULTS,
     KEYS,
@@ -22,6 +21,7 @@ from kohya_bucket.trainers.sdscripts.config.keys import (
     parse_resolution,
 )
 from kohya_bucket.trainers.sdscripts.config.releases import NEWEST, Feature, Release
+from kohya_bucket.trainers.sdscripts.dataset_images import read_folder, skipped_images, supported_extensions
 
 
 def loop(repeats: list[int], wanted: int) -> list[int]:
