@@ -1,9 +1,10 @@
-"""Values as settings may hold them, checked by kind."""
+"""Values as settings may hold them, checked by kind; and digests, by which equal ones are known."""
 
 from __future__ import annotations
 
 import difflib
 import glob
+import hashlib
 import operator
 import os
 import re
@@ -129,6 +130,14 @@ def near_text(name: Any, names: Iterable[str]) -> str:
     """A last clause with the known name that may have been meant; empty where none resembles `name`."""
     near = difflib.get_close_matches(name, sorted(names), n=1) if isinstance(name, str) else []
     return f"; the nearest is {near[0]!r}" if near else ""
+
+
+def digest(*parts: Any, size: int = 8) -> str:
+    """BLAKE2b of texts, as UTF-8, and bytes one after another: `size` bytes in hexadecimal digits."""
+    state = hashlib.blake2b(digest_size=size)
+    for part in parts:
+        state.update(part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part)
+    return state.hexdigest()
 
 
 def path_meant(path: str | os.PathLike[str], endings: Collection[str] = ()) -> str:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import stat
 
+from kohya_bucket.checks import digest
 from kohya_bucket.errors import FileChangedError, KohyaBucketError
 from kohya_bucket.images.formats import explain_os_error
 from kohya_bucket.images.remote import is_url, read_remote, stamp_remote
@@ -90,4 +91,4 @@ def hash_file(path: str) -> str:
 
 def hash_bytes(data: bytes) -> str:
     """`hash_file` for bytes in memory."""
-    return hashlib.blake2b(data, digest_size=HASH_LENGTH // 2).hexdigest()
+    return digest(data, size=HASH_LENGTH // 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from os.path import commonprefix
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.checks import digest
 from kohya_bucket.errors import PlanError
 
 PLAN_VERSION = 3
@@ -23,16 +23,13 @@ def digest_of(values: npt.ArrayLike | None) -> str | None:
         return None
     array = np.asarray(values)
     if array.dtype == object:
-        text = " ".join(map(str, array.reshape(-1).tolist()))
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return digest(" ".join(map(str, array.reshape(-1).tolist())))
     if array.dtype.kind in "iu":
         top = max(int(array.max(initial=0)), -int(array.min(initial=0)))
         array = array.astype("<i1" if top < 1 << 7 else "<i2" if top < 1 << 15 else "<i8", copy=False)
     else:
         array = array.astype("<u1" if array.dtype.kind == "b" else "<f8")
-    digest = hashlib.blake2b(repr(array.shape).encode(), digest_size=8)
-    digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
+    return digest(repr(array.shape), np.ascontiguousarray(array).data)
 
 
 NAMES = "image_names"
@@ -50,11 +47,7 @@ def names_below(names: Sequence[str]) -> list[str]:
 
 def digest_of_names(names: Sequence[str]) -> str:
     """Short digest of images' names in their order; the folder that all are in does not count."""
-    return _digest_of_texts(names_below(names))
-
-
-def _digest_of_texts(texts: Sequence[str]) -> str:
-    return hashlib.blake2b("\0".join(texts).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return digest("\0".join(names_below(names)))
 
 
 def fingerprint_of(
@@ -174,7 +167,7 @@ _BLOCK = 1024  # names that are compared by one digest, and then sent
 
 def _first_other_name(names: Sequence[str], gather: Gather, rank: int) -> str:
     """The first image that has another name on a rank than on rank 0, in words; all ranks must call this."""
-    digests = [_digest_of_texts(names[i : i + _BLOCK]) for i in range(0, len(names), _BLOCK)]
+    digests = [digest("\0".join(names[i : i + _BLOCK])) for i in range(0, len(names), _BLOCK)]
     everyone = gather({"digests": digests})
     pairs = zip_longest(everyone[0]["digests"], everyone[rank]["digests"])
     begin = _BLOCK * next((i for i, (a, b) in enumerate(pairs) if a != b), 0)

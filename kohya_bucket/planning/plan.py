@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.arrays import runs
 from kohya_bucket.buckets.sizes import IntArray
+from kohya_bucket.checks import digest
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.ledger import NO_ROWS, Ledger, LedgerReason, Rows, ledger_rows
 
@@ -287,13 +287,10 @@ class EpochPlan:
     @cached_property
     def hash(self) -> str:
         """Digest of every step of every rank: ranks that have the same one train the same plan."""
-        digest = hashlib.blake2b(digest_size=16)
-        digest.update(f"{self.world_size} {self.accumulate} {self.steps}".encode())
-        digest.update(np.ascontiguousarray(self.items, dtype="<i4").data)
-        digest.update(np.ascontiguousarray(self.start, dtype="<i8").data)
-        for array in (self.length, self.bucket_of_step, self.mixed.length, self.mixed.bucket):
-            digest.update(np.ascontiguousarray(array, dtype="<i4").data)
-        return digest.hexdigest()
+        more = self.length, self.bucket_of_step, self.mixed.length, self.mixed.bucket
+        arrays = ((self.items, "<i4"), (self.start, "<i8"), *((array, "<i4") for array in more))
+        parts = (np.ascontiguousarray(array, dtype=kind).data for array, kind in arrays)
+        return digest(f"{self.world_size} {self.accumulate} {self.steps}", *parts, size=16)
 
     def _rank_fillers(self) -> Rows:
         """What steps with fewer images than ranks train again: the first rank left over the first image, and so on."""

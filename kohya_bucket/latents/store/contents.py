@@ -7,7 +7,6 @@ shard whose name sorts last.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kohya_bucket.checks import digest
 from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.images.arrow_files import arrow_of, numpy_of
 from kohya_bucket.latents.space import LatentSpace
@@ -316,7 +316,7 @@ class Assigned:
 
     def tag(self, number: int) -> str:
         """The ending of the name of the piece's shard of this number."""
-        return hashlib.blake2b(f"{self.key} {self.above} {number}".encode(), digest_size=8).hexdigest()
+        return digest(f"{self.key} {self.above} {number}")
 
 
 class SequenceNumbers:

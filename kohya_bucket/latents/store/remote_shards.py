@@ -18,7 +18,6 @@ folder of our name that holds our marker.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import os
@@ -34,6 +33,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.checks import digest
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError, UnreadableError
 from kohya_bucket.files import final_name, user_cache, write_file
 from kohya_bucket.inputs import MAX_CONFIG_BYTES, read_input
@@ -251,7 +251,7 @@ class NodeCache:
             ) from None
         self.limit = int(gigabytes * 1e9) if limit is None else limit
         self._warned = False
-        self.folder = self.root / hashlib.blake2b(address.encode("utf-8"), digest_size=8).hexdigest()
+        self.folder = self.root / digest(address)
 
     def holds(self, name: str, nbytes: int) -> bool:
         """Whether a shard is cached; its file is `folder / name`."""

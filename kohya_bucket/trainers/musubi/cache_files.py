@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kohya_bucket.checks import digest
 from kohya_bucket.errors import LatentStoreError, as_damage, reading, why_not_written
 from kohya_bucket.files import replacing
 from kohya_bucket.inputs import open_input
@@ -69,9 +70,8 @@ def read_tensor_file(path: Path) -> TensorFile:
         texts = table.pop(TEXTS, {})
         _check_tensors(table, 8 + length, size)
         shapes = {name: tuple(int(side) for side in spec["shape"]) for name, spec in table.items()}
-        digest = hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=16)
-        digest.update(file.read(_FIRST))
-        return TensorFile({str(name): str(text) for name, text in texts.items()}, shapes, digest.hexdigest())
+        content = digest(json.dumps(table, sort_keys=True), file.read(_FIRST), size=16)
+        return TensorFile({str(name): str(text) for name, text in texts.items()}, shapes, content)
 
 
 def _check_tensors(table: dict[str, Any], begin: int, size: int) -> None:
@@ -201,15 +201,15 @@ def why_made_otherwise(stored: MadeBy, wanted: MadeBy, *, text: bool) -> list[St
 
 @cache
 def _hash(model: str) -> str:
-    digest = hashlib.blake2b(digest_size=16)
+    state = hashlib.blake2b(digest_size=16)
     files = [Path(model)]
     if os.path.isdir(model):
         files = sorted(file for file in files[0].rglob("*") if file.is_file() and not file.name.startswith("."))
     for file in files:
         size = file.stat().st_size
-        digest.update(f"{size}\0".encode())
+        state.update(f"{size}\0".encode())
         with open_input(file) as opened:
             for k in range(_SAMPLES if size > _SAMPLE else 1):
                 opened.seek(k * max(0, size - _SAMPLE) // (_SAMPLES - 1))
-                digest.update(opened.read(_SAMPLE))
-    return digest.hexdigest()
+                state.update(opened.read(_SAMPLE))
+    return state.hexdigest()

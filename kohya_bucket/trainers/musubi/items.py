@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from kohya_bucket.checks import digest
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.formats import frame_endings, is_listed
 from kohya_bucket.latents.fingerprint import Identity, source_identity
@@ -111,8 +111,7 @@ def stems_of(items: Sequence[tuple[str, str | None, Sequence[str]]], folder: str
             for i in shared:
                 key, caption, further = items[i]
                 told = [_from(folder, key), caption or "", *(_from(folder, path) for path in further)]
-                text = "\0".join(told).encode("utf-8", "surrogatepass")
-                stems[i] += f"-{hashlib.blake2b(text, digest_size=6).hexdigest()}"
+                stems[i] += f"-{digest(chr(0).join(told), size=6)}"
     return stems
 
 
