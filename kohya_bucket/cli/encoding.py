@@ -235,8 +235,8 @@ _ALLOWED = ("output", "dtype", "device", "encode_batch_size", "collection", "qui
 
 
 def encode_captions(
-    context: typer.Context, options: TextOptions, output: Path | None, *, dtype: str, device: str | None,
-    batch_size: int | None, collection: str, quiet: bool,
+    context: typer.Context, options: TextOptions, output: Path | None, vae: VaeOptions, batch_size: int | None,
+    collection: str, quiet: bool,
 ) -> None:  # fmt: skip
     """Encode what is missing of the captions of the store in `output`."""
     if output is None or not options.text_encoder:
@@ -254,8 +254,8 @@ def encode_captions(
     rank, processes = launched()
     with scan_progress("encoding", quiet=quiet, done_as="encoded") as show:
         encoder = load_text_encoder(
-            options.text_encoder, lengths=options.max_length or [], dtype=dtype, device=device, layer=options.layer,
-            apply_mask=options.apply_mask,
+            options.text_encoder, lengths=options.max_length or [], dtype=vae.dtype, device=vae.device,
+            layer=options.layer, apply_mask=options.apply_mask,
         )  # fmt: skip
         _say_type(encoder.computes, "; outputs are stored as they come", quiet)
         report = precompute_text(

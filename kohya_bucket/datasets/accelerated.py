@@ -43,17 +43,7 @@ def prepare_loader(accelerator: Any, loader: DataLoader[Any]) -> DataLoader[Any]
     if hasattr(sampler, "planned"):
         registered: DataLoader[Any] = accelerator.prepare_data_loader(loader)  # prepared already: only registers it
         return registered
-    if not isinstance(sampler, BucketBatchSampler):
-        raise PlanError(
-            f"the loader's batch sampler is a {type(sampler).__name__}, not a BucketBatchSampler: give the loader to "
-            "accelerator.prepare"
-        )
-    for option in ("split_batches", "dispatch_batches"):
-        if getattr(accelerator, option, None):
-            raise PlanError(
-                f"accelerate is set to {option}=True, but each process reads the batches that are planned for it: "
-                f"leave {option} out, and give BucketBatchSampler the batch size of one process"
-            )
+    _refuse_other_batches(accelerator, sampler)
     from accelerate import data_loader as theirs
 
     # With several processes accelerate calls its BatchSamplerShard, here `learn_ranks`, to deal batches out to them.
@@ -83,6 +73,20 @@ def prepare_loader(accelerator: Any, loader: DataLoader[Any]) -> DataLoader[Any]
         prepared.load_state_dict({})  # forgets the iterator that was begun to ask for its state
     prepared._is_accelerate_prepared = True
     return prepared
+
+
+def _refuse_other_batches(accelerator: Any, sampler: Any) -> None:
+    if not isinstance(sampler, BucketBatchSampler):
+        raise PlanError(
+            f"the loader's batch sampler is a {type(sampler).__name__}, not a BucketBatchSampler: give the loader to "
+            "accelerator.prepare"
+        )
+    for option in ("split_batches", "dispatch_batches"):
+        if getattr(accelerator, option, None):
+            raise PlanError(
+                f"accelerate is set to {option}=True, but each process reads the batches that are planned for it: "
+                f"leave {option} out, and give BucketBatchSampler the batch size of one process"
+            )
 
 
 @contextmanager

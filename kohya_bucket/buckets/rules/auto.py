@@ -157,15 +157,9 @@ def generate_buckets(
     if seed < 0:
         raise BucketSettingsError(f"seed is {seed}, but must be 0 or more")
     one_of("method", method, AUTO_METHODS, BucketSettingsError)
-    area, step = size[0] * size[1], vae_factor
-    if area < step**2:
-        raise BucketSettingsError(f"a target of {size[0]}x{size[1]} is smaller than one square of {step}")
-    low = step if min_side is None else -(-min_side // step) * step
-    high = (area // step if max_side is None else max_side) // step * step
-    if not step <= low <= high:
-        raise BucketSettingsError(f"no multiple of {step} lies within the sides {min_side}..{max_side}")
     aspects = sizes[:, 0] / sizes[:, 1]
-    asked = SetRequest(num_buckets, size, step, low, high, seed, max_iter, min_fill)
+    low, high = _limits(size, vae_factor, min_side, max_side)
+    asked = SetRequest(num_buckets, size, vae_factor, low, high, seed, max_iter, min_fill)
     made: AutoSet = AUTO_METHODS[method].load()(aspects, asked)
     bucket_set = BucketSet.from_dims(made.sizes, name=name, description=description, vae_factor=vae_factor)
     # The bucket that crops an image least is the nearest in log aspect.
@@ -173,6 +167,18 @@ def generate_buckets(
     counts = made.counts or tuple(np.bincount(index, minlength=len(bucket_set)).tolist())
     mean = float(aspect_loss(bucket_set.aspects[index], aspects).mean())
     return AutoBucketResult(bucket_set, made.log_aspects, counts, made.iterations, mean, num_buckets, method)
+
+
+def _limits(target: tuple[int, int], step: int, low: int | None, high: int | None) -> tuple[int, int]:
+    """The shortest and longest side of a bucket, multiples of `step`, within limits that may be None."""
+    area = target[0] * target[1]
+    if area < step**2:
+        raise BucketSettingsError(f"a target of {target[0]}x{target[1]} is smaller than one square of {step}")
+    shortest = step if low is None else -(-low // step) * step
+    longest = (area // step if high is None else high) // step * step
+    if not step <= shortest <= longest:
+        raise BucketSettingsError(f"no multiple of {step} lies within the sides {low}..{high}")
+    return shortest, longest
 
 
 @dataclass(frozen=True)

@@ -79,22 +79,12 @@ def precompute(
     elif captions.text:
         from kohya_bucket.cli.encoding import encode_captions
 
-        encode_captions(
-            context, captions, output, dtype=vae.dtype, device=vae.device, batch_size=encode_batch_size,
-            collection=stored.collection, quiet=quiet,
-        )  # fmt: skip
+        encode_captions(context, captions, output, vae, encode_batch_size, stored.collection, quiet)
         return
     from kohya_bucket.trainers.door.face import Asked
     from kohya_bucket.trainers.door.registry import usual_trainer
 
-    if options_of_texts := given(context, (name for name in vars(captions) if name != "text")):
-        raise ConfigError(f"{' and '.join(options_of_texts)} are about captions: add --text, or leave them out")
-    if stored.for_ and stored.format != "npz":
-        raise ConfigError("--for says which sd-scripts will read npz: add --format npz, or leave it out")
-    reader = usual_trainer().cache_files().version(stored.for_) if stored.format == "npz" else ""
-    on_ray = cluster.on_ray()
-    if on_ray and stored.format != "shards":
-        raise ConfigError("--engine ray writes shards: leave out --format npz, and export the store as npz afterwards")
+    reader, on_ray = _how(context, captions, stored, cluster)
     config, options, path = given_config(config, options, path or [])
     named = usual_trainer().programs(Asked(arch=vae.arch)).family if vae.arch else ""
     vae = replace(vae, arch=named or _ARCH_OF_PRESET.get(options.name, ""))
@@ -118,6 +108,23 @@ def precompute(
     failed = work.on_ray(vae, cluster) if on_ray else work.here(vae, stored.format, reader)
     if failed:
         raise KohyaBucketError(f"{counted(failed, 'image')} could not be encoded, see above; all others are done")
+
+
+def _how(
+    context: typer.Context, captions: TextOptions, stored: StoreOptions, cluster: ClusterOptions
+) -> tuple[str, bool]:
+    """Which version of the trainer will read npz, and whether Ray encodes; refuses what excludes each other."""
+    if options_of_texts := given(context, (name for name in vars(captions) if name != "text")):
+        raise ConfigError(f"{' and '.join(options_of_texts)} are about captions: add --text, or leave them out")
+    if stored.for_ and stored.format != "npz":
+        raise ConfigError("--for says which sd-scripts will read npz: add --format npz, or leave it out")
+    from kohya_bucket.trainers.door.registry import usual_trainer
+
+    reader = usual_trainer().cache_files().version(stored.for_) if stored.format == "npz" else ""
+    on_ray = cluster.on_ray()
+    if on_ray and stored.format != "shards":
+        raise ConfigError("--engine ray writes shards: leave out --format npz, and export the store as npz afterwards")
+    return reader, on_ray
 
 
 def _chosen(

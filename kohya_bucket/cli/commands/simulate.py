@@ -34,7 +34,7 @@ from kohya_bucket.inputs import open_input
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from kohya_bucket.cli.clips import Clip
+    from kohya_bucket.cli.clips import Clip, TakenClip
     from kohya_bucket.reports.explain import Explanation
     from kohya_bucket.trainers.door.face import OneItem
 
@@ -88,13 +88,7 @@ def simulate(
     ]
     exif, obeyed = ORIENTATIONS.get(item.orientation, ""), trainer.turns_images
     if as_json:
-        rows = [
-            {"settings": name, **asdict(e), "aspect": e.aspect, "exif_orientation": item.orientation}
-            | ({"clip": of_clip.told} if of_clip else {})
-            | {"not_read": foreign}
-            for name, e, of_clip in explained
-        ]
-        typer.echo(json.dumps(rows, indent=2, default=lambda bucket: {"width": bucket.width, "height": bucket.height}))
+        typer.echo(_as_json(explained, item.orientation, foreign))
     else:
         for name, explanation, of_clip in explained:
             more = of_clip.lines() if of_clip else []
@@ -108,6 +102,16 @@ def simulate(
         _draw_into(preview, still, [explanation for _, explanation, _ in explained], unturned, obeyed)
     if all(e.bucket is None or (of_clip and not of_clip.told["items"]) for _, e, of_clip in explained):
         raise typer.Exit(1)
+
+
+def _as_json(explained: Sequence[tuple[str, Explanation, TakenClip | None]], orientation: int, foreign: str) -> str:
+    rows = [
+        {"settings": name, **asdict(explanation), "aspect": explanation.aspect, "exif_orientation": orientation}
+        | ({"clip": of_clip.told} if of_clip else {})
+        | {"not_read": foreign}
+        for name, explanation, of_clip in explained
+    ]
+    return json.dumps(rows, indent=2, default=lambda bucket: {"width": bucket.width, "height": bucket.height})
 
 
 def _item_of(image: str, for_clips: bool) -> tuple[OneItem, Clip | None, str]:

@@ -180,19 +180,7 @@ def export_npz(
             item does not fit `arch`, or is a posterior; a file cannot be written.
         UnreadableError: a file cannot be read now.
     """
-    if output is not None and is_url(os.fspath(output)):
-        raise LatentStoreError(f"{output}: npz files are read from folders, not from object storage: give a folder")
-    items = store.in_collection(collection).tolist()
-    if not items:
-        raise LatentStoreError(
-            f"{store.layout.root} has no collection {collection!r} to export: it holds {store.collections()}"
-        )
-    root = Path(os.path.abspath(store.layout.images_root() if images_root is None else images_root))
-    if output is None and images_root is None and not root.is_relative_to(os.fspath(store.layout.root)):
-        raise LatentStoreError(
-            f"{store.layout.store_file} says that the images are in {root}, which a store does not decide: to write "
-            f"npz there, add --image-dir {argument(root)}; or name another folder by --output"
-        )
+    items, root = _asked_for(store, collection, output, images_root)
     sources, paths = store.strings("source"), source_paths(store, root)
     # Images at an address stay in: for one of them nothing is exported, see `paths_beside`.
     outside = [i for i in items if not is_url(paths[i]) and not Path(paths[i]).is_relative_to(root)]
@@ -223,6 +211,26 @@ def export_npz(
                 progress(len(outside) + n + 1, len(outside) + len(items))
         groups.finish()
     return result
+
+
+def _asked_for(
+    store: LatentStore, collection: str, output: str | os.PathLike[str] | None, images_root: Path | None
+) -> tuple[list[int], Path]:
+    """The items of a collection, and the folder that they are named from; see `export_npz` for what is raised."""
+    if output is not None and is_url(os.fspath(output)):
+        raise LatentStoreError(f"{output}: npz files are read from folders, not from object storage: give a folder")
+    items = store.in_collection(collection).tolist()
+    if not items:
+        raise LatentStoreError(
+            f"{store.layout.root} has no collection {collection!r} to export: it holds {store.collections()}"
+        )
+    root = Path(os.path.abspath(store.layout.images_root() if images_root is None else images_root))
+    if output is None and images_root is None and not root.is_relative_to(os.fspath(store.layout.root)):
+        raise LatentStoreError(
+            f"{store.layout.store_file} says that the images are in {root}, which a store does not decide: to write "
+            f"npz there, add --image-dir {argument(root)}; or name another folder by --output"
+        )
+    return items, root
 
 
 def _refuse_unfit(store: LatentStore, sources: Mapping[int, str], arch: Family) -> None:
