@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kohya_bucket.images.formats import not_loaded
-from kohya_bucket.trainers.sdscripts.objects import ResizedSize
+from kohya_bucket.trainers.sdscripts.carried import ResizedSize
 
 
 def raised(action):

@@ -82,7 +82,7 @@ _FOR_COMMANDS = {"config", "doctor", "cache_doctor", "plan", "subject", "subject
 
 @pytest.mark.parametrize(
     ("trainer", "most", "needed"),
-    [("sdscripts", 91, ""), ("anima_lora", 85, ""), ("ai_toolkit", 89, "ai_toolkit.config"), ("musubi", 97, "")],
+    [("sdscripts", 92, ""), ("anima_lora", 86, ""), ("ai_toolkit", 89, "ai_toolkit.config"), ("musubi", 97, "")],
 )
 def test_a_running_door_reads_no_configs(trainer: str, most: int, needed: str) -> None:
     loaded = loaded_by(f"import kohya_bucket.trainers.{trainer}.seams")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kohya_bucket.trainers.sdscripts.resuming import InitialStep, TrainerResume
+from kohya_bucket.trainers.sdscripts.carried import InitialStep
+from kohya_bucket.trainers.sdscripts.resuming import TrainerResume
 
 
 class FirstBatch(InitialStep):

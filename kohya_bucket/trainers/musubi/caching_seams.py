@@ -7,6 +7,7 @@ import inspect
 import logging
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,13 +26,28 @@ from kohya_bucket.trainers.musubi.objects import CachedDataset, Selector
 from kohya_bucket.trainers.musubi.trained_items import Trained, items_of_config, pick_out_of
 
 logger = logging.getLogger("kohya_bucket")
-_given: list[Namespace] = []  # what the program's arguments are, once the config is read
-_sessions: WeakKeyDictionary[Any, Session] = WeakKeyDictionary()  # by dataset
-_trained: list[Trained] = []  # of the dataset that makes its buckets at the moment
+
+
+@dataclass
+class _Run:
+    """What lasts for a run in this process.
+
+    Attributes:
+        arguments: of the program, once the config is read.
+        sessions: by dataset whose caches are made.
+        trained: of the dataset that makes its buckets at the moment.
+    """
+
+    arguments: Namespace | None = None
+    sessions: WeakKeyDictionary[Any, Session] = field(default_factory=WeakKeyDictionary)
+    trained: Trained | None = None
+
+
+_run = _Run()
 
 
 def _generate(seam: Replaced, self: Any, user_config: Any, argparse_namespace: Namespace, **runtime: Any) -> Any:
-    _given[:] = [argparse_namespace]
+    _run.arguments = argparse_namespace
     known = _are_known(runtime.get("architecture"), seam.door)
     if known and getattr(argparse_namespace, "skip_existing", False):
         argparse_namespace.skip_existing = False  # it asks only whether there is a file
@@ -89,11 +105,11 @@ class _NoClips:
 
 def _begin_session(dataset: Any, door: Door, *, text: bool) -> Session:
     with exit_with_message():
-        caches = _caches(dataset, door, made_by(_given[0] if _given else None))
+        caches = _caches(dataset, door, made_by(_run.arguments))
     if caches.focus and not caches.focus_of_controls:
         logger.warning("[kohya_bucket] %s", CONTROL_IN_THE_MIDDLE)
-    _sessions[dataset] = Session(caches, text=text)
-    return _sessions[dataset]
+    session = _run.sessions[dataset] = Session(caches, text=text)
+    return session
 
 
 def _say_left_alone(dataset: Any) -> None:
@@ -113,7 +129,7 @@ def _say_what_focus_does(door: Door, *, known: bool) -> None:
 
 
 def _retrieve_latents(seam: Replaced, self: Any, num_workers: int, **more: Any) -> Iterator[Any]:
-    looked_at = _given and getattr(_given[0], "debug_mode", None) is not None
+    looked_at = getattr(_run.arguments, "debug_mode", None) is not None
     known = _knows(self, seam.door)
     if not known:
         _say_left_alone(self)
@@ -121,7 +137,7 @@ def _retrieve_latents(seam: Replaced, self: Any, num_workers: int, **more: Any) 
         _say_what_focus_does(seam.door, known=known)
         yield from seam.original(self, num_workers, **more)
         return
-    session = _sessions.get(self)
+    session = _run.sessions.get(self)
     if session is None or not session.text:
         session = _begin_session(self, seam.door, text=False)
     session.captions_alone = False
@@ -132,7 +148,7 @@ def _retrieve_latents(seam: Replaced, self: Any, num_workers: int, **more: Any) 
 
 
 def _retrieve_text(seam: Replaced, self: Any, num_workers: int, **more: Any) -> Iterator[Any]:
-    session = _sessions.get(self) if _knows(self, seam.door) else None
+    session = _run.sessions.get(self) if _knows(self, seam.door) else None
     if session is None:
         yield from seam.original(self, num_workers, **more)
         return
@@ -143,7 +159,7 @@ def _retrieve_text(seam: Replaced, self: Any, num_workers: int, **more: Any) -> 
 
 
 def _all_latents(seam: Replaced, self: Any, *args: Any, **kwargs: Any) -> list[str]:
-    session = _sessions.get(self)
+    session = _run.sessions.get(self)
     files: list[str] = seam.original(self, *args, **kwargs)
     return files if session is None or session.text else session.removable(files)
 
@@ -154,7 +170,7 @@ def _all_text(seam: Replaced, self: Any, *args: Any, **kwargs: Any) -> list[str]
 
 
 def _path(seam: Replaced, self: Any, item_info: Any, **more: Any) -> str:
-    if session := _sessions.get(self):
+    if session := _run.sessions.get(self):
         session.note_clip(item_info)
     return str(seam.original(self, item_info, **more))
 
@@ -187,20 +203,20 @@ def _prepare(seam: Replaced, self: Any, *args: Any, **kwargs: Any) -> None:
         _say_left_alone(self)
         seam.original(self, *args, **kwargs)
         return
-    config = getattr(_given[0], "dataset_config", "") if _given else ""
+    config = getattr(_run.arguments, "dataset_config", "")
     with exit_with_message():
-        _trained[:] = [items_of_config(_caches(self, seam.door), config)]
+        _run.trained = items_of_config(_caches(self, seam.door), config)
     try:
         seam.original(self, *args, **kwargs)
     finally:
-        _trained.clear()
+        _run.trained = None
 
 
 def _make_manager(
     seam: Replaced, self: Any, bucketed_item_info: dict[Any, list[Any]], *args: Any, **kwargs: Any
 ) -> None:
-    for trained in _trained:
-        pick_out_of(bucketed_item_info, trained)
+    if _run.trained is not None:
+        pick_out_of(bucketed_item_info, _run.trained)
     seam.original(self, bucketed_item_info, *args, **kwargs)
 
 

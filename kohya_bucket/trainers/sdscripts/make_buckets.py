@@ -20,6 +20,7 @@ from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import PlacedDataset
 from kohya_bucket.trainers.door.ranks import collector_paused
 from kohya_bucket.trainers.door.seams import Replaced
+from kohya_bucket.trainers.sdscripts.carried import ResizedSize
 from kohya_bucket.trainers.sdscripts.dataset_images import (
     CACHE_FILE,
     DatasetTable,
@@ -30,7 +31,7 @@ from kohya_bucket.trainers.sdscripts.dataset_images import (
     supported_extensions,
     written_ns,
 )
-from kohya_bucket.trainers.sdscripts.objects import Dataset, Group, HeldDataset, ImageRecord, ResizedSize, Subset
+from kohya_bucket.trainers.sdscripts.objects import Dataset, Group, HeldDataset, ImageRecord, Subset
 from kohya_bucket.trainers.sdscripts.tables import BatchTable, KeyTable
 from kohya_bucket.trainers.sdscripts.wording import bucket_table_lines, rule_text, skipped_lines
 

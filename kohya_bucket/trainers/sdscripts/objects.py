@@ -7,61 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from kohya_bucket.buckets.geometry import cut_pixels
-from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.sizes import Size
-
-
-class ResizedSize(tuple[int, int]):
-    """The size that an image is resized to, (width, height), with what a plain pair cannot tell.
-
-    Attributes:
-        crop: left and top of the bucket that is cut out of it; None: its middle.
-        is_stated: the image's own size is what metadata says, which its file need not have.
-    """
-
-    crop: Size | None = None
-    is_stated: bool = False
-
-    @classmethod
-    def from_row(cls, row: list[int]) -> Size:
-        """Of width, height, left, top (-1: in the middle) and whether it is stated; a plain size if that tells all."""
-        width, height, left, top, is_stated = row
-        if left < 0 and not is_stated:
-            return width, height
-        size = cls((width, height))
-        size.crop, size.is_stated = (left, top) if left >= 0 else None, bool(is_stated)
-        return size
-
-    @staticmethod
-    def row_of(size: Size) -> list[int]:
-        """What `from_row` makes the size of."""
-        crop = getattr(size, "crop", None) or (-1, -1)
-        return [*size, *crop, getattr(size, "is_stated", False)]
-
-    @classmethod
-    def from_placement(cls, placement: Placement, is_stated: npt.ArrayLike = False) -> list[Size]:
-        """The resized size of each image, with its cut where a focus moves that out of the middle.
-
-        Args:
-            is_stated: [N] or for all of them, whether metadata states the image's own size.
-        """
-        rows = np.full((len(placement.resized_sizes), 5), -1, dtype=np.int32)
-        rows[:, :2], rows[:, 4] = placement.resized_sizes, is_stated
-        if placement.crops is not None:
-            middle = cut_pixels(placement.resized_sizes, placement.bucket_sizes)[:, :2]
-            moved = (placement.crops != middle).any(axis=1)
-            rows[moved, 2:4] = placement.crops[moved]
-        return list(map(cls.from_row, rows.tolist()))
-
-    def crop_ltrb(self, bucket: Size) -> tuple[float, float, float, float]:
-        """What SDXL is told of a cut that is not in the middle, see `buckets.focus.moved_crops`."""
-        assert self.crop is not None
-        (left, top), (width, height) = self.crop, bucket
-        return float(left), float(top), float(2 * width - self[0] + left), float(2 * height - self[1] + top)
 
 
 class ImageRecord(Protocol):

@@ -15,45 +15,13 @@ from kohya_bucket.texts import parse_json, read_text
 from kohya_bucket.trainers.door.ranks import end_run
 from kohya_bucket.trainers.door.resume import NoPlaceError, ResumeHooks
 from kohya_bucket.trainers.door.sampler import PlanSampler
+from kohya_bucket.trainers.sdscripts.carried import InitialStep
 
 logger = logging.getLogger("kohya_bucket")
 
 
 OPTIONS = ("initial_step", "initial_epoch", "skip_until_initial_step")
 _TRAIN_STATE = "train_state.json"  # where train_network.py remembers its update count
-
-
-class InitialStep(int):
-    """Updates that are trained already, of which the next one is in `epoch` (from 0), whatever is computed from them.
-
-    A trainer multiplies the number of its first update by the accumulation, divides that by updates to get the first
-    epoch, and takes whole epochs of batches off it, whose rest it believes to be the update again. With a plain number
-    it lands in another epoch, and from the second epoch on its step numbers are too small, and too many updates
-    follow (sd-scripts #2407). The place is known here, so those three have another result than with a plain number;
-    `max_train_steps - initial_step` and what is counted on from here are plain.
-
-    Attributes:
-        taken_off: what was subtracted last.
-    """
-
-    epoch: int
-    taken_off: Any = 0
-
-    @classmethod
-    def at(cls, update: int, epoch: int) -> InitialStep:
-        initial_step = cls(update)
-        initial_step.epoch = epoch
-        return initial_step
-
-    def __mul__(self, accumulation: Any) -> InitialStep:
-        return self
-
-    def __sub__(self, batches: Any) -> InitialStep:
-        self.taken_off = batches
-        return self
-
-    def __floordiv__(self, updates_per_epoch: Any) -> int:
-        return self.epoch
 
 
 class TrainerResume(ResumeHooks):

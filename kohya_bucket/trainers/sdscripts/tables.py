@@ -24,7 +24,8 @@ from kohya_bucket.trainers.door.batches import ImageKey, PlannedBatch
 from kohya_bucket.trainers.door.group import GroupPlanner
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import PlacedDataset
-from kohya_bucket.trainers.sdscripts.objects import Group, HeldDataset, ResizedSize, inner_of
+from kohya_bucket.trainers.sdscripts.carried import ResizedSize
+from kohya_bucket.trainers.sdscripts.objects import Group, HeldDataset, inner_of
 
 
 class KeyTable(Sequence[list[str]]):

@@ -17,8 +17,8 @@ from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.door.options import AdapterOptions, environment_table, rooted
 from kohya_bucket.trainers.door.placed import focus_of
 from kohya_bucket.trainers.door.placing import place_images, refuse_conflicts, refuse_unmatched
+from kohya_bucket.trainers.sdscripts.carried import ResizedSize
 from kohya_bucket.trainers.sdscripts.dataset_images import refuse_random_crops
-from kohya_bucket.trainers.sdscripts.objects import ResizedSize
 from kohya_bucket.trainers.sdscripts.tables import column_of
 
 KEYS = DatasetKeys((256, 256), True, 64, 512, 64, False)

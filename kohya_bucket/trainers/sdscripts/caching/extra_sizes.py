@@ -22,20 +22,15 @@ from kohya_bucket.errors import ConfigError, LatentStoreError
 from kohya_bucket.trainers.door.batches import PlannedBatch
 from kohya_bucket.trainers.door.group import moved_images
 from kohya_bucket.trainers.door.placed import PlacedDataset
-from kohya_bucket.trainers.sdscripts.objects import Dataset, HeldDataset, ImageRecord, ResizedSize, inner_of
+from kohya_bucket.trainers.sdscripts.carried import ResizedSize
+from kohya_bucket.trainers.sdscripts.carried import SizedPath as SizedPath
+from kohya_bucket.trainers.sdscripts.objects import Dataset, HeldDataset, ImageRecord, inner_of
 from kohya_bucket.trainers.sdscripts.tables import BatchTable
 
 _SLOTS = ("latents", "latents_flipped", "latents_npz", "latents_original_size", "latents_crop_ltrb", "alpha_mask")
 _KEPT = "kohya_bucket_variants"  # attribute of a dataset: {(image key, size): cached latents}, see `_SLOTS`
 
 logger = logging.getLogger("kohya_bucket")
-
-
-class SizedPath(str):
-    """An image's path, with the size at which it is to be cached besides its own bucket's."""
-
-    __slots__ = ("bucket",)
-    bucket: Size
 
 
 @dataclass(frozen=True)
