@@ -52,7 +52,7 @@ class Patches:
         """Everything as it was, or what has been replaced by these values."""
         kept = []
         for owner, name, original, value in reversed(self._originals):
-            if only is not None and not any(value is one for one in only):
+            if only is not None and not any(value is replaced for replaced in only):
                 kept.append((owner, name, original, value))
             elif original is _ABSENT:
                 delattr(owner, name)

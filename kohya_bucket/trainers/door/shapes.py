@@ -155,7 +155,7 @@ def bounds_of_function(ours: inspect.Signature, theirs: Any) -> str:
     except (TypeError, ValueError):
         return "is not a function of its own"
     parameters, expected = signature.parameters, by_name(ours, signature)
-    named = [name for name, one in expected.items() if one.kind not in _VARIADIC]
+    named = [name for name, parameter in expected.items() if parameter.kind not in _VARIADIC]
     # What ours cannot do without.
     if missing := [name for name in named if name not in parameters and _is_required(expected[name])]:
         return f"does not take {', '.join(missing)}"
@@ -165,7 +165,9 @@ def bounds_of_function(ours: inspect.Signature, theirs: Any) -> str:
     # Ours that takes everything needs only these in place.
     if takes_all(ours) and list(parameters)[: len(ordered)] == ordered:
         return ""
-    if list(parameters)[: len(both)] != both or any(one.kind is one.VAR_POSITIONAL for one in parameters.values()):
+    if list(parameters)[: len(both)] != both or any(
+        parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values()
+    ):
         return f"takes ({', '.join(parameters)}), expected ({', '.join(both)}, …)"
     # What theirs cannot do without, unless ours passes on whatever comes.
     passes_on = len(named) < len(expected)
@@ -178,7 +180,8 @@ def by_name(ours: inspect.Signature, theirs: inspect.Signature) -> dict[str, ins
     names = list(theirs.parameters)
     numbered = enumerate(ours.parameters.items())
     return {
-        names[i] if one.kind is one.POSITIONAL_ONLY and i < len(names) else name: one for i, (name, one) in numbered
+        names[i] if parameter.kind is parameter.POSITIONAL_ONLY and i < len(names) else name: parameter
+        for i, (name, parameter) in numbered
     }
 
 
@@ -218,8 +221,8 @@ def _texts(constant: Any) -> Iterator[str]:
     """Those in a constant, and in the tuples that it holds."""
     if isinstance(constant, str):
         yield constant
-    for one in constant if isinstance(constant, tuple) else ():
-        yield from _texts(one)
+    for part in constant if isinstance(constant, tuple) else ():
+        yield from _texts(part)
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

@@ -30,17 +30,11 @@ logger = logging.getLogger("kohya_bucket")
 
 @dataclass
 class _Run:
-    """What lasts for a run in this process.
+    """What lasts for a run in this process."""
 
-    Attributes:
-        arguments: of the program, once the config is read.
-        sessions: by dataset whose caches are made.
-        trained: of the dataset that makes its buckets at the moment.
-    """
-
-    arguments: Namespace | None = None
-    sessions: WeakKeyDictionary[Any, Session] = field(default_factory=WeakKeyDictionary)
-    trained: Trained | None = None
+    arguments: Namespace | None = None  # of the program, once the config is read
+    sessions: WeakKeyDictionary[Any, Session] = field(default_factory=WeakKeyDictionary)  # by dataset that is cached
+    trained: Trained | None = None  # of the dataset that makes its buckets at the moment
 
 
 _run = _Run()

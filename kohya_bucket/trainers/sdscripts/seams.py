@@ -82,7 +82,7 @@ def _list_folders(seam: Replaced, self: Any, subsets: Any, *args: Any, **keys: A
     except (UnicodeDecodeError, AssertionError):  # of a caption, without a word on which and what to do
         from kohya_bucket.trainers.sdscripts.config.files import refuse_broken_captions
 
-        refuse_broken_captions((str(one.image_dir), one.caption_extension) for one in subsets)
+        refuse_broken_captions((str(subset.image_dir), subset.caption_extension) for subset in subsets)
         raise
 
 
