@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, overload, runtime_checkable
@@ -363,15 +363,11 @@ def dims_from_cache(paths: Sequence[str | os.PathLike[str]], cache: images.Metad
     return np.array(dims, dtype=np.int64).reshape(-1, 2)
 
 
-@functools.cache
-def _torch_names() -> Mapping[str, Any]:
-    """The classes that need torch, as that package calls and sets them."""
-    import torch
-    from PIL import Image
+# The classes that need torch, as that package calls and sets them.
 
+
+def _image_dataset() -> type:
     from kohya_bucket.datasets import images as datasets
-    from kohya_bucket.datasets import items, latents, sampler
-    from kohya_bucket.errors import PlanError
 
     like_there: dict[str, Any] = {"interpolation": "bicubic", "pixel_range": (0, 1)}
 
@@ -425,6 +421,13 @@ def _torch_names() -> Mapping[str, Any]:
                     del item["caption"]
             return items
 
+    return BucketedDataset
+
+
+def _batch_sampler() -> type:
+    from kohya_bucket.datasets import sampler
+    from kohya_bucket.errors import PlanError
+
     class BucketBatchSampler(sampler.BucketBatchSampler):
         """Batches of one bucket; what does not fill one is left out, in each epoch another part."""
 
@@ -440,12 +443,28 @@ def _torch_names() -> Mapping[str, Any]:
             )
             self.bucket_indices, self.num_replicas, self.rank = raw, num_replicas, rank
 
+    return BucketBatchSampler
+
+
+def _resize() -> type:
+    from PIL import Image
+
+    from kohya_bucket.datasets import items
+
     class BucketResize(items.BucketResize):
         """Scales an image until it covers a bucket, and cuts the bucket out of its middle: [3, H, W] in [0, 1]."""
 
         def __init__(self, bucket: Bucket, *, resample: Image.Resampling = Image.Resampling.BICUBIC) -> None:
             super().__init__(bucket, interpolation=resample.name.lower(), pixel_range=(0, 1))
             self.resample = resample
+
+    return BucketResize
+
+
+def _latent_dataset() -> type:
+    import torch
+
+    from kohya_bucket.datasets import latents
 
     class BucketedLatentDataset(latents.BucketedLatentDataset):
         """Stored latents, each handed out on the device `map_location`."""
@@ -462,12 +481,7 @@ def _torch_names() -> Mapping[str, Any]:
                     item["latents"] = item["latents"].to(self._device)
             return items
 
-    classes = {
-        kind.__name__: kind for kind in (BucketedDataset, BucketBatchSampler, BucketResize, BucketedLatentDataset)
-    }
-    for name, kind in classes.items():
-        kind.__qualname__ = name  # where worker processes find it again
-    return classes
+    return BucketedLatentDataset
 
 
 class _Normalizing:
@@ -507,7 +521,20 @@ def precompute_latents(
 _FROM_ELSEWHERE = importer(__name__, {"kohya_bucket.latents": ["VAEEncoder"]})
 
 
+_MAKERS: dict[str, Callable[[], type]] = {
+    "BucketedDataset": _image_dataset, "BucketBatchSampler": _batch_sampler, "BucketResize": _resize,
+    "BucketedLatentDataset": _latent_dataset,
+}  # fmt: skip
+
+
+@functools.cache
+def _class_named(name: str) -> type:
+    made = _MAKERS[name]()
+    made.__qualname__ = name  # where worker processes find it again
+    return made
+
+
 def __getattr__(name: str) -> Any:
-    if name in ("BucketedDataset", "BucketBatchSampler", "BucketResize", "BucketedLatentDataset"):
-        return _torch_names()[name]
+    if name in _MAKERS:
+        return _class_named(name)
     return _FROM_ELSEWHERE(name)
