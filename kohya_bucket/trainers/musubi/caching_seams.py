@@ -135,7 +135,7 @@ def _retrieve_latents(seam: Replaced, self: Any, num_workers: int, **more: Any) 
     if session is None or not session.text:
         session = _begin_session(self, seam.door, text=False)
     session.captions_alone = False
-    with loop_over(session, self, seam.original, workers_of(num_workers, *_given[:1]), more) as batches:
+    with loop_over(session, self, seam.original, workers_of(num_workers, _run.arguments), more) as batches:
         for key, batch in batches:
             if readable := [item for item in batch if session.take(item)]:
                 yield key, readable
@@ -146,7 +146,7 @@ def _retrieve_text(seam: Replaced, self: Any, num_workers: int, **more: Any) -> 
     if session is None:
         yield from seam.original(self, num_workers, **more)
         return
-    with loop_over(session, self, seam.original, workers_of(num_workers, *_given[:1]), more) as batches:
+    with loop_over(session, self, seam.original, workers_of(num_workers, _run.arguments), more) as batches:
         for batch in batches:
             if readable := [item for item in batch if session.take(item)]:
                 yield readable
