@@ -368,7 +368,7 @@ class EncoderOnRay:
         batches = decode_ahead(
             piece.wanted, run.batch_size, run.ahead, keeper.fail, as_floats=encode.on_processor
         )  # fmt: skip
-        with Caching("image", len(piece.wanted), keep=keeper.keep).running() as caching:
+        with Caching("image", len(piece.wanted), keep=keeper.keep, say=_nothing).running() as caching:
             encode_batches(piece.wanted, encode, batches, caching, run.seed)
         writer.flush()
         notes, self._notes[:] = [*report.notes, *self._notes], []
@@ -420,16 +420,22 @@ def encode_on_ray(
     run = Run(os.fspath(output), above, read_together, ahead, seed, batch_size)
     started = time.monotonic()
     missing = wanted if to_do.all() else wanted.subset(np.flatnonzero(to_do).tolist())
-    busy = _encode(_pieces(missing, read_together), len(missing), crew, run, reporter)
+    caching = Caching("image", len(missing), report.current, keep=_nothing, say=reporter.say)
+    with caching.running():
+        busy = _encode(_pieces(missing, read_together), caching, crew, run, reporter)
     report.seconds = time.monotonic() - started
     report.device_idle = max(0.0, report.seconds - busy / crew.count)
     finish(reporter, wanted, refused, sink)
     return report
 
 
-def _encode(pieces: Iterator[Piece], total: int, crew: Actors, run: Run, reporter: Reporter) -> float:
+def _nothing(_: Any) -> None:
+    """Actors keep what they encode, and say nothing of it."""
+
+
+def _encode(pieces: Iterator[Piece], caching: Caching, crew: Actors, run: Run, reporter: Reporter) -> float:
     """Hand out all pieces; returns the seconds that the encoders were busy."""
-    report, busy, seen = reporter.report, 0.0, set[str]()
+    report, busy, seen, total = reporter.report, 0.0, set[str](), caching.to_do
     reporter.show(total)
     for piece, done in crew.work(pieces, run):
         if done is None:
@@ -443,6 +449,7 @@ def _encode(pieces: Iterator[Piece], total: int, crew: Actors, run: Run, reporte
                 seen.add(done.place)
             busy += done.busy
             report.encoded += done.encoded
+            caching.put(None, done.encoded)
             report.failed += done.failed
         reporter.show(total)
     return busy

@@ -283,7 +283,7 @@ class Caching:
     def _say_time_left(self) -> None:
         """After the first batches; where there is no bar, since nobody looks, now and then again."""
         now, left = time.monotonic(), self.to_do - self.encoded
-        if left <= 0 or now < self._next_line:
+        if left <= 0 or now < self._next_line or not self.encoded:
             return
         self._next_line = float("inf") if sys.stderr is not None and sys.stderr.isatty() else now + _NEXT_LINES
         seconds = (now - self._began) * left / self.encoded
