@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from kohya_bucket.latents.encode.pipeline import Caching
 from kohya_bucket.latents.vae.single_frames import fold_single_frames
 from kohya_bucket.trainers.ai_toolkit.config import JobKeys, caption_ending, listed
 from kohya_bucket.trainers.ai_toolkit.latents import IN_MEMORY, name_to_use, note_made
@@ -124,18 +123,23 @@ def _note_last_embeddings() -> None:
         _noting[-1].put(item, 1) if _noting else note_made(item)
 
 
-_noting: list[Caching] = []  # where a dataset's embeddings are looked at, while the next ones are made
+_noting: list[Any] = []  # where a dataset's embeddings are looked at, while the next ones are made
 
 
-def _cache_embeddings(seam: Replaced, self: Any) -> None:
-    caching = Caching("caption", len(self.file_list), keep=note_made)
-    with caching.running():
-        _noting.append(caching)
-        try:
-            seam.original(self)
-            _note_last_embeddings()
-        finally:
-            _noting.clear()
+def _caching(what: str) -> Callable[[Replaced, Any], None]:
+    def cache(seam: Replaced, self: Any) -> None:
+        from kohya_bucket.latents.encode.pipeline import Caching
+
+        caching = Caching(what, len(self.file_list), keep=note_made)
+        with caching.running():
+            _noting.append(caching)
+            try:
+                seam.original(self)
+                _note_last_embeddings()
+            finally:
+                _noting.clear()
+
+    return cache
 
 
 def _buckets(theirs: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -193,7 +197,7 @@ SUBJECTS = (
                 (Uses("encode_control_in_text_embeddings", "control_path", "dataset_config", "do_i2v", "is_video"),),
             ),
             Seam("FileItemDTO._build_text_embedding_path", (Uses("get_text_embedding_info_dict"),), _embedding_path),
-            Seam("TextEmbeddingCachingMixin.cache_text_embeddings", (Uses("file_list", "save"),), _cache_embeddings),
+            Seam("TextEmbeddingCachingMixin.cache_text_embeddings", (Uses("file_list", "save"),), _caching("caption")),
         ),
     ),
     SeamGroup(
@@ -205,7 +209,7 @@ SUBJECTS = (
                 (Uses("_clip_vision_embeddings_path", "clip_image_path"),),
                 _vision_path,
             ),
-            Seam("CLIPCachingMixin.cache_clip_vision_to_disk", (Uses("file_list", "save_file"),), _cache_embeddings),
+            Seam("CLIPCachingMixin.cache_clip_vision_to_disk", (Uses("file_list", "save_file"),), _caching("picture")),
         ),
     ),
     SeamGroup(

@@ -23,7 +23,6 @@ import numpy as np
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import not_loaded
 from kohya_bucket.images.resize import Pixels, resize_and_crop
-from kohya_bucket.latents.encode.pipeline import Caching
 from kohya_bucket.latents.fingerprint import Identity, Stale, StaleReason
 from kohya_bucket.latents.finite import first_not_finite
 from kohya_bucket.texts import counted, one_line, some
@@ -67,6 +66,8 @@ class Session:
         self._begin_pass()
 
     def _begin_pass(self) -> None:
+        from kohya_bucket.latents.encode.pipeline import Caching
+
         self._kept_items: set[int] = set()
         self._wanted: set[int] = set()  # items that are handed out and came in no batch yet
         self._reasons: dict[str, list[StaleReason]] = {}

@@ -21,7 +21,6 @@ from kohya_bucket.trainers.musubi.caches import Caches, holds_clips
 from kohya_bucket.trainers.musubi.caching import Session, cut, focus_in, save_behind
 from kohya_bucket.trainers.musubi.families import family_of
 from kohya_bucket.trainers.musubi.keys import CONTROL_IN_THE_MIDDLE
-from kohya_bucket.trainers.musubi.loops import limit_of, loop_over, together, workers_of
 from kohya_bucket.trainers.musubi.objects import CachedDataset, Selector
 from kohya_bucket.trainers.musubi.trained_items import Trained, items_of_config, pick_out_of
 
@@ -123,6 +122,8 @@ def _say_what_focus_does(door: Door, *, known: bool) -> None:
 
 
 def _retrieve_latents(seam: Replaced, self: Any, num_workers: int, **more: Any) -> Iterator[Any]:
+    from kohya_bucket.trainers.musubi.loops import loop_over, workers_of
+
     looked_at = getattr(_run.arguments, "debug_mode", None) is not None
     known = _knows(self, seam.door)
     if not known:
@@ -142,6 +143,8 @@ def _retrieve_latents(seam: Replaced, self: Any, num_workers: int, **more: Any) 
 
 
 def _retrieve_text(seam: Replaced, self: Any, num_workers: int, **more: Any) -> Iterator[Any]:
+    from kohya_bucket.trainers.musubi.loops import loop_over, workers_of
+
     session = _run.sessions.get(self) if _knows(self, seam.door) else None
     if session is None:
         yield from seam.original(self, num_workers, **more)
@@ -182,12 +185,16 @@ def _saving(*, text: bool) -> Callable[..., None]:
 
 
 def _encode_latents(seam: Replaced, datasets: Any, encode: Any, args: Any, **more: Any) -> None:
+    from kohya_bucket.trainers.musubi.loops import limit_of, together
+
     known = [dataset for dataset in datasets if _knows(dataset, seam.door)]
     with together(known, encode, limit_of(args)) as encode_together:
         seam.original(datasets, encode_together, args, **more)
 
 
 def _encode_captions(seam: Replaced, datasets: Any, encode: Any, **more: Any) -> None:
+    from kohya_bucket.trainers.musubi.loops import together
+
     with together((), encode, None) as encode_measured:
         seam.original(datasets=datasets, encode=encode_measured, **more)
 
