@@ -182,6 +182,9 @@ def given(name: str, path: str) -> str:
     made_up = {one.name: MagicMock() for one in taken if one.default is one.empty and one.kind not in (2, 4)}
     made_up |= {"args": Namespace(), "file": str(HERE.parent / "pyproject.toml"), "self": MagicMock(), ADDED: 1}
     made_up |= {"image": np.zeros((4, 4, 3), np.uint8), "resized_size": (4, 4)}
+    cache = os.path.join(tempfile.gettempdir(), "added.safetensors")
+    item = Namespace(latent_cache_path=cache, text_encoder_output_cache_path=cache)
+    made_up |= {"item_info": item, "sd": {}}
     try:
         answer = function(**{key: value for key, value in made_up.items() if key in {one.name for one in taken}})
         list(answer if isinstance(answer, Iterator) else ())
