@@ -232,8 +232,13 @@ class StoreWriter:
         shapes = {name: [dtype, list(bits.shape)] for name, (dtype, bits) in content.tensors.items()}
         entries = encode(rows, {"tensors": shapes, "space": vars(pending.space)} | content.description)
         # What lies under an assigned name was written by another process for the same piece, and says the same.
-        with suppress(*([FileExistsError] if self._assigned else [])):
-            write_shard(path, content.tensors, entries, {"format": FORMAT} | content.note)
+        try:
+            with suppress(*([FileExistsError] if self._assigned else [])):
+                write_shard(path, content.tensors, entries, {"format": FORMAT} | content.note)
+        except KeyboardInterrupt:  # whoever is interrupted may flush once more
+            self._pending[key] = pending
+            self.shards.remove(path.name)
+            raise
 
 
 def _check_collection(name: Any) -> None:
