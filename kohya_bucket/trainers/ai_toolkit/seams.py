@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -82,8 +83,7 @@ def _vision_path(seam: Replaced, self: Any, recalculate: bool = False) -> Any:
     chosen = self._clip_vision_embeddings_path
     path = seam.original(self, recalculate)
     if recalculate or chosen is None:
-        _note_last_embeddings()
-        _embedded.append(self)
+        _begin_embedding(self, path)
         path = self._clip_vision_embeddings_path = name_to_use(self, path, [self.clip_image_path])
     return path
 
@@ -98,9 +98,8 @@ def _cache_latent(
 
 
 def _embedding_path(seam: Replaced, self: Any, caption_override: Any = None, text_only: bool = False) -> Any:
-    _note_last_embeddings()
-    _embedded.append(self)
     path = seam.original(self, caption_override, text_only)
+    _begin_embedding(self, path)
     return name_to_use(self, path, [] if text_only else _seen_with_caption(self))
 
 
@@ -114,7 +113,17 @@ def _seen_with_caption(item: Any) -> list[str]:
     return [item.path] if first and item.is_video else []
 
 
-_embedded: list[Any] = []  # items whose embeddings may have been made since
+_embedded: list[Any] = []  # the item whose embeddings may have been made since
+
+
+def _begin_embedding(item: Any, path: str) -> None:
+    """A file of an item is about to be judged, or made; an item may have several, which are all made behind that."""
+    if _embedded and _embedded[-1] is item:
+        return
+    _note_last_embeddings()
+    _embedded.append(item)
+    if _noting and os.path.lexists(path):  # an earlier item's too, perhaps, and not looked at yet
+        _noting[-1].finish()
 
 
 def _note_last_embeddings() -> None:

@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from kohya_bucket.errors import UnreadableError
+from kohya_bucket.trainers.ai_toolkit import latents, seams
 from kohya_bucket.trainers.ai_toolkit.latents import made_anew, name_to_use, note_made, why_bad
 from tests.faults import PASSING, Faults
 
@@ -150,3 +151,30 @@ def test_latents_that_cannot_be_read_now_end_the_run_with_one_line(tmp_path, mon
     with faults.at(range(1, 100), code), pytest.raises(UnreadableError, match="cannot be read now"):
         name_to_use(SimpleNamespace(), str(cache), [str(image)])
     assert cache.read_bytes() == before
+
+
+def test_files_are_looked_at_once_all_of_their_item_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow that is; a copy of an item takes what was made for it."""
+    control, read, made = tmp_path / "control.png", latents._content, []
+    control.write_bytes(b"control")
+    monkeypatch.setattr(latents, "_content", lambda path: (time.sleep(0.02), read(path))[1])
+    image = {"encode_control_in_text_embeddings": True, "control_path": str(control), "is_video": False}
+    items = [SimpleNamespace(name=name, **image) for name in "abbc"]
+    seam = SimpleNamespace(original=lambda item, caption, _: str(tmp_path / f"{item.name}_{caption}.safetensors"))
+
+    def loop(dataset: SimpleNamespace) -> None:
+        for item in dataset.file_list:
+            for path in [seams._embedding_path(seam, item, caption) for caption in ("caption", "blank")]:
+                if not Path(path).exists():
+                    made.append(path)
+                    save_file({"embedding": np.ones(1000, np.float32)}, tmp_path / "whole")
+                    content = (tmp_path / "whole").read_bytes()
+                    with open(path, "wb", buffering=0) as file:
+                        file.write(content[:2000])
+                        time.sleep(0.03)
+                        file.write(content[2000:])
+
+    seams._caching("caption")(SimpleNamespace(original=loop), SimpleNamespace(file_list=items))
+    assert len(made) == len(set(made)) == 6
+    assert all(latents._serves(path, [str(control)]) for path in made)
+    assert made_anew(items) == 0
