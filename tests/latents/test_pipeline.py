@@ -1,5 +1,6 @@
 """Reading ahead, keeping behind, and how a caching ends, whatever is cached."""
 
+import contextlib
 import random
 import signal
 import subprocess
@@ -138,6 +139,25 @@ def test_nothing_is_begun_after_an_error_of_what_keeps(seed: int) -> None:
     assert caching.kept == bad
 
 
+def test_an_error_of_what_keeps_is_raised_until_the_run_ends() -> None:
+    """Who encodes may take it for its own, and go on."""
+
+    def keep(_: object) -> None:
+        raise MemoryError("no room to write")
+
+    caching = Caching("image", 40, keep=keep)
+
+    def put_all() -> None:
+        with caching.running():
+            for _ in range(10):
+                with contextlib.suppress(MemoryError):
+                    caching.put(None, 4)
+
+    with pytest.raises(MemoryError, match="no room to write"):
+        put_all()
+    assert caching.kept == 0
+
+
 def test_the_time_that_is_left_is_said_once_where_a_bar_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now, lines = [0.0], list[str]()
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -197,6 +217,42 @@ def test_an_interrupt_ends_the_process_wherever_it_is(
         _, said = child.communicate(timeout=60)
     assert child.returncode in (130, -signal.SIGINT)
     assert said.strip().splitlines()[-1:] == ([says] if says else [])
+
+
+BUFFERED = """
+import threading, time
+from kohya_bucket.latents.encode import pipeline
+pipeline._PATIENCE, made = {patience}, []
+first = threading.Event()
+def keep(item):
+    first.set()
+    time.sleep(0.6)
+    made.append(item)
+caching = pipeline.Caching("image", 3, 7, keep=keep, flush=lambda: print("on disk", made, flush=True))
+with caching.running():
+    for item in range(3):
+        caching.put(item, 1)
+    first.wait()
+    print("ready", flush=True)
+    {then}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.posix("another process is sent SIGINT")
+@pytest.mark.parametrize("then", ["pass", IN_PYTHON])
+@pytest.mark.parametrize("patience", [0.1, 60])
+def test_on_an_interrupt_all_that_was_put_is_put_on_disk(then: str, patience: float) -> None:
+    """Also where it comes while the end is waited for, and where what is kept waits in memory to be written."""
+    pipe, code = subprocess.PIPE, BUFFERED.format(then=then, patience=patience)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        child.send_signal(signal.SIGINT)
+        out, said = child.communicate(timeout=60)
+    assert child.returncode in (130, -signal.SIGINT)
+    assert out.splitlines()[-1] == "on disk [0, 1, 2]"
+    assert said.strip().splitlines()[-1].endswith(f"10 {KEPT}")
 
 
 def test_interrupts_are_python_s_own_again_behind_a_caching() -> None:

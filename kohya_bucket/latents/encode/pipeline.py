@@ -126,46 +126,58 @@ class Reader(Generic[Item, Read]):
 class Background:
     """Runs `work` on threads of its own; who puts something waits only when `most` are behind.
 
-    After an error in `work` nothing more is begun, and a following call here raises it.
+    After an error in `work` nothing more is begun, and what follows here raises it.
     """
 
     def __init__(self, work: Callable[[Any], object], threads: int = 1, most: int = _MOST_BEHIND) -> None:
-        self._work, self._most, self._failed = work, max(most, threads), False
+        self._work, self._most = work, max(most, threads)
+        self._error: BaseException | None = None
         self._threads = ThreadPoolExecutor(threads, "kohya-bucket-writer")
         self._behind: deque[Future[None]] = deque()
+        self.is_closed = False
 
     def put(self, what: Any) -> None:
         while self._behind and (self._behind[0].done() or len(self._behind) >= self._most):
             self._first()
+        self._refuse_after_error()
         self._behind.append(self._threads.submit(self._run, what))
 
     def finish(self) -> None:
-        """Wait for everything that was put, or after an error for what is running."""
+        """Wait for everything that was put; after an error for nothing."""
         while self._behind:
             self._first()
+        self._refuse_after_error()
 
     def _first(self) -> None:
         wait([self._behind[0]])  # an interrupt here leaves it to be waited for
         self._behind.popleft().result()
+
+    def _refuse_after_error(self) -> None:
+        if self._error is not None:  # whoever met it may have gone on
+            raise self._error
 
     def is_done(self, seconds: float) -> bool:
         """Whether nothing is behind any more, at the latest after some seconds."""
         return not wait(self._behind, seconds).not_done
 
     def close(self) -> None:
-        """`finish`, and end the threads."""
+        """`finish`, and end the threads, after an error too. After an interrupt another call goes on with it."""
+        if self.is_closed:
+            return
         try:
             self.finish()
         finally:
-            self._threads.shutdown(cancel_futures=True)
-            self._behind.clear()  # what was taken back never ends
+            if self._error is not None or not self._behind:
+                self._behind.clear()  # what is taken back never ends
+                self._threads.shutdown(cancel_futures=True)
+                self.is_closed = True
 
     def _run(self, what: Any) -> None:
-        if not self._failed:
+        if self._error is None:
             try:
                 self._work(what)
-            except BaseException:
-                self._failed = True
+            except BaseException as error:
+                self._error = error
                 raise
 
 
@@ -179,7 +191,7 @@ class Caching:
         to_do: how many are to be encoded.
         current: how many more there are, which need no encoding.
         keep: keeps what was put, on a thread of its own; it may give how many that were, where it stops half-way.
-        flush: puts on disk what `keep` has not; called once, behind it.
+        flush: puts on disk what `keep` has not, behind it; None: `keep` puts all there.
         stays: what is kept is there after the run.
         writers: threads that keep; `behind`: how many may wait to be kept.
         processes: that cache, each its share.
@@ -198,7 +210,7 @@ class Caching:
         current: int = 0,
         *,
         keep: Callable[[Any], int | None],
-        flush: Callable[[], object] = lambda: None,
+        flush: Callable[[], object] | None = None,
         stays: bool = True,
         writers: int = 1,
         behind: int = _MOST_BEHIND,
@@ -268,12 +280,13 @@ class Caching:
         try:
             self._writer.close()
         finally:
-            self._flush()
+            if self._flush is not None and self._writer.is_closed:
+                self._flush()
 
     def _stop(self) -> None:
-        """After Ctrl-C: what was put is kept, but nobody waits for an encoder that runs on for long."""
+        """After Ctrl-C: what was put is kept, but nobody waits for long, unless what is kept would be lost."""
         self.stopped = True
-        if not self._writer.is_done(_PATIENCE):
+        if not self._writer.is_done(_PATIENCE) and self._flush is None:
             self._end_process()
         with contextlib.suppress(Exception):
             self._finish()
