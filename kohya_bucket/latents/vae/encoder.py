@@ -224,9 +224,8 @@ class BatchEncoder:
         done = Encoded(self._sampled(*running.plain, noises), None, [None] * len(noises))
         if running.flipped is not None:
             done.flipped = self._sampled(*running.flipped, noises)
-        with self._turn:
-            self.busy += seconds
-            self._mend(done, running)
+        self.busy += seconds
+        self._mend(done, running)
         return done
 
     def _in_parts(self, images: torch.Tensor, names: Sequence[str]) -> _Distribution:
@@ -288,7 +287,7 @@ class BatchEncoder:
             name, image = running.names[k], running.images[k : k + 1]
             self._say(f"{name}: not finite in {dtype}, encoded again in float32")
             span = Span(self._device)
-            with wide():
+            with self._turn, wide():
                 again = [self._fetched(*self._raw(image if n == 0 else image.flip(3))) for n in range(len(parts))]
             span.end()
             self.busy += span.seconds()

@@ -169,7 +169,8 @@ class TextSession:
             finally:
                 self._is_inside = False
             span.end()
-        self._caching.busy += span.seconds()
+        seconds = span.seconds()  # waits for a GPU, while other threads add theirs
+        self._caching.busy += seconds
         return outputs
 
     def _make(self, arguments: tuple[Any, ...]) -> int:
