@@ -34,6 +34,7 @@ class DroppedRecord(ImageRecord, Protocol):
     """The same since captions that are left out now and then can be cached."""
 
     caption_dropout_rate: float
+    text_encoder_outputs: Any
 
 
 class Subset(Protocol):
