@@ -15,6 +15,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from kohya_bucket.datasets.agreement import world
 from kohya_bucket.datasets.sampler import BucketBatchSampler
 from kohya_bucket.errors import PlanError, ResumeError
 from kohya_bucket.planning.resume import is_position
@@ -30,7 +31,8 @@ def prepare_loader(accelerator: Any, loader: DataLoader[Any]) -> DataLoader[Any]
     on at the exact image. Preparing the loader once more only makes it known to that accelerator too.
 
     Raises:
-        PlanError: another batch sampler; `split_batches` or `dispatch_batches`; a sampler made for other ranks.
+        PlanError: another batch sampler; `split_batches` or `dispatch_batches`; a sampler made for other ranks; one of
+            several processes that accelerate takes for the only one.
 
     Examples:
         >>> from accelerate import Accelerator
@@ -44,6 +46,11 @@ def prepare_loader(accelerator: Any, loader: DataLoader[Any]) -> DataLoader[Any]
         registered: DataLoader[Any] = accelerator.prepare_data_loader(loader)  # prepared already: only registers it
         return registered
     _refuse_other_batches(accelerator, sampler)
+    if accelerator.num_processes == 1 < (ranks := world()[0]):
+        raise PlanError(
+            f"this is one of {ranks} processes, and accelerate takes it for the only one, so that no gradients are "
+            "exchanged: on processors start it with ACCELERATE_USE_CPU=true"
+        )
     from accelerate import data_loader as theirs
 
     # With several processes accelerate calls its BatchSamplerShard, here `learn_ranks`, to deal batches out to them.

@@ -232,3 +232,10 @@ def test_a_state_without_a_position_is_refused() -> None:
     loader = prepared(BucketBatchSampler(IDS, 4), use_stateful_dataloader=True)
     with pytest.raises(ResumeError, match=r"holds no position in a plan.*prepare_loader"):
         loader.load_state_dict({"_num_yielded": 4, "_index_sampler_state": None})
+
+
+def test_a_process_that_accelerate_takes_for_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on processors without ACCELERATE_USE_CPU, behind torchrun."""
+    monkeypatch.setattr("kohya_bucket.datasets.accelerated.world", lambda: (2, 1))
+    with pytest.raises(PlanError, match="one of 2 processes, and accelerate takes it for the only one"):
+        prepared(BucketBatchSampler(IDS, 4), 1, 0)

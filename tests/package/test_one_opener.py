@@ -40,7 +40,7 @@ ALLOWED = {
     ("images/size_table.py", "pq.read_schema(io.BytesIO(data))"): "",
     ("images/tar_index.py", "tarfile.open(fileobj=file, mode='r:', tarinfo=_TarMember)"): "",
     ("trainers/sdscripts/npz/read_write.py", "zipfile.ZipFile(self._file)"): "",
-    ("trainers/sdscripts/npz/read_write.py", "zipfile.ZipFile(out, 'a')"): "",
+    ("trainers/sdscripts/npz/read_write.py", "zipfile.ZipFile(out, 'w')"): "",
     ("cli/commands/simulate.py", "Image.open(open_input(file))"): "",
     ("images/by_pillow.py", "Image.open(io.BytesIO(b''.join([*parts, _NO_PIXELS])))"): "",
     ("datasets/sources.py", "Image.open(io.BytesIO(encoded), formats=[str(image.format)])"): "",

@@ -32,8 +32,8 @@ ALLOWED = {
     ("files.py", "open(path, 'rb+')"): "waits for what it wrote",
     ("files.py", "os.replace(source, target)"): "the writer itself",
     ("files.py", "os.rename(temporary, held)"): "the writer itself",
-    ("trainers/sdscripts/npz/read_write.py", "zipfile.ZipFile(out, 'a')"): "into memory",
-    ("trainers/sdscripts/npz/read_write.py", "new.open(f'{name}.npy', 'w', force_zip64=True)"): "into memory",
+    ("trainers/sdscripts/npz/read_write.py", "zipfile.ZipFile(out, 'w')"): "into memory",
+    ("trainers/sdscripts/npz/read_write.py", "archive.open(f'{name}.npy', 'w', force_zip64=True)"): "into memory",
     ("latents/store/entries.py", "pq.write_table(table.replace_schema_metadata({FORMAT: text}), out, "
      "compression='zstd', store_schema=True)"): "into memory",
     ("latents/store/contents.py", "out.write_table(column)"): "into memory",
@@ -60,6 +60,9 @@ ALLOWED = {
      "keys=key_reso_suffix)"): "an npz or a store",
     ("trainers/sdscripts/caching/npz_cache.py", "save(str(made))"): "sd-scripts' own, into a folder of the moment",
     ("trainers/door/ranks.py", "Path(folder, str(os.getpid())).touch()"): "an empty file, in the launcher's own folder",
+    ("trainers/sdscripts/caching/text.py", "savez(file, *arrays, **named)"): "another's call of numpy, passed on",
+    ("trainers/musubi/caching.py", "session.save(saved)"): "`save_item`, behind the encoder",
+    ("trainers/musubi/loops.py", "session.save(later)"): "`save_item`, behind the encoder",
     ("trainers/musubi/caching.py", "save()"): "musubi-tuner's own, for `replacing`",
     ("trainers/musubi/caching.py", "shutil.copyfile(path, temporary)"): "for `replacing`",
     ("trainers/musubi/cache_files.py", "temporary.write_bytes(with_texts(temporary.read_bytes(), "

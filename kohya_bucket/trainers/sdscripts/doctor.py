@@ -92,12 +92,14 @@ def _name_misfits(section: Section, dataset: DatasetOverview, path: Path | None)
     config, images = dataset.read.config, dataset.items
     if not config.enable_bucket:
         return
-    lists = f"`kohya-bucket analyze --config {argument(path)} --list-bad bad.txt` writes the paths into a file"
+    lists = "" if path is None else (
+        f"; `kohya-bucket analyze --config {argument(path)} --list-bad bad.txt` writes the paths into a file"
+    )  # fmt: skip
     long = np.any([too_long(dataset.sizes, p) for p in images.placements], axis=0)
     losses = np.nanmax([p.crop_loss for p in images.placements], axis=0)
     if names := [f"{images.keys[i]}: {losses[i]:.0%} cut off" for i in np.flatnonzero(long).tolist()]:
         message = f"{counted(len(names), 'image')} far longer than any usual bucket ({some(names, 1)})"
-        remedy = f"split or leave out; {lists}"
+        remedy = f"split or leave out{lists}"
         section.findings.of_share("too-long", config.place, message, remedy, names, len(images.keys))
     most = np.fmax.reduce([enlargement(dataset.sizes, p) for p in images.placements], axis=0)
     chosen = most > MUCH_ENLARGED
@@ -107,7 +109,7 @@ def _name_misfits(section: Section, dataset: DatasetOverview, path: Path | None)
             f"{counted(len(names), 'image')} enlarged {low:.3g} to {high:.3g} times, so blurred images are trained "
             f"({some(names, 1)})"
         )
-        remedy = f"replace by larger ones or leave out, or set bucket_no_upscale = true; {lists}"
+        remedy = f"replace by larger ones or leave out, or set bucket_no_upscale = true{lists}"
         section.findings.of_share("enlarged", config.place, message, remedy, names, len(images.keys))
 
 

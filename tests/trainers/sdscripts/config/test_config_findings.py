@@ -11,7 +11,8 @@ from PIL import Image
 
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.scan import Job
-from kohya_bucket.trainers.sdscripts.config import Config, Finding, Release, Severity, files, read_config, read_folders
+from kohya_bucket.trainers.sdscripts import dataset_images
+from kohya_bucket.trainers.sdscripts.config import Config, Finding, Release, Severity, read_config, read_folders
 from tests.faults import PASSING, Faults
 
 
@@ -292,7 +293,7 @@ def test_every_engine_reads_the_same_captions(monkeypatch: pytest.MonkeyPatch, e
             if i % 10:
                 text = f"{folder} {i}\nsecond\n" if i % 7 else ""
                 Path(folder, name).with_suffix(".txt").write_text(text, encoding="utf-8")
-    monkeypatch.setattr(files, "Job", partial(Job, engine=engine, workers=3))
+    monkeypatch.setattr(dataset_images, "Job", partial(Job, engine=engine, workers=3))
     config = read(GOOD + "[[datasets.subsets]]\nimage_dir = 'more'\ncaption_extension = '.txt'\nclass_tokens = 'cat'\n")
     assert [len(f.names) for f in config.findings if f.code == "broken-caption"] == [26, 26]
     for key, caption in zip(config.datasets[0].images.keys, config.datasets[0].images.captions, strict=True):
