@@ -210,7 +210,8 @@ def test_shards_train_the_same_weights_as_npz(sd_scripts_dir, data, tmp_path):
 @pytest.mark.training_run("cached in shards, few of them at a time")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_few_shards_at_a_time(sd_scripts_dir, data, tmp_path, ranks):
-    """A shard holds one bucket here, and a window one shard: no bucket comes back in an epoch."""
+    """A shard holds one bucket here, and a window one shard: no bucket comes back in an epoch, but for the run's first
+    step, which needs most memory."""
     table = f"[kohya_bucket]\nlatent_cache = 'shards'\nlatent_cache_dir = '{tmp_path / 'store'}'\n"
     config = write_config(tmp_path, data, table + "order = 'local'\nopen_shards = 2")
     options = ["--cache_latents", "--max_train_epochs", 2, "--seed", 1]
@@ -222,7 +223,7 @@ def test_few_shards_at_a_time(sd_scripts_dir, data, tmp_path, ranks):
     run.assert_trained(len(run.batches))
     sizes = [tuple(step[0]["size"]) for step in run.batches]
     half = len(sizes) // 2
-    for epoch in (sizes[:half], sizes[half:]):
+    for epoch in (sizes[1:half], sizes[half:]):
         assert 1 + sum(a != b for a, b in itertools.pairwise(epoch)) == len(set(epoch)) > 1
     if ranks == 1:
         assert run.batches[:half] != run.batches[half:]
