@@ -42,7 +42,7 @@ from kohya_bucket.reports.analysis import Analysis
 from kohya_bucket.reports.summary import Summary, summarize
 from kohya_bucket.texts import counted
 from kohya_bucket.trainers.door.face import Asked
-from kohya_bucket.trainers.door.findings import HARMFUL, HARMS, MINOR, NOT_TRAINED, fix_command, is_minor
+from kohya_bucket.trainers.door.findings import HARMFUL, HARMS, MINOR, NOT_TRAINED, STOPS, fix_command, is_minor
 from kohya_bucket.trainers.door.programs import Programs
 from kohya_bucket.trainers.door.registry import usual_trainer
 from kohya_bucket.trainers.door.subject import DEEP
@@ -444,7 +444,7 @@ def most_worth(analysis: Analysis, recommendations: Sequence[Recommendation]) ->
     """The one to begin with; None if nothing is recommended."""
 
     def weight(one: Recommendation) -> float:
-        if one.harm == HARMS[0]:
+        if one.harm == STOPS:
             return math.inf
         points = 100 if one.harm == NOT_TRAINED else 10  # an image that is trained otherwise counts like 10% cropped
         return points * one.count / max(len(analysis.images), 1) if one.before is one.after else _weight(one)

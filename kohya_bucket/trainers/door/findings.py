@@ -42,7 +42,7 @@ class Severity(enum.Enum):
 
 HARMS = ("stops training", "not trained", "harms training", "worth a look")
 """What is wrong does this to a training, the worst first: the order of everything that is to be changed."""
-_STOPS, NOT_TRAINED, HARMFUL, MINOR = HARMS
+STOPS, NOT_TRAINED, HARMFUL, MINOR = HARMS
 _NOT_TRAINED = {
     "hidden-images", "left-out", "never-trained", "not-trained", "too-short", "undecodable", "unreadable-image",
 }  # fmt: skip
@@ -85,7 +85,7 @@ class Finding:
         """One of `HARMS`."""
         if self.severity is Severity.WARNING:
             return NOT_TRAINED if self.code in _NOT_TRAINED else HARMFUL
-        return _STOPS if self.severity is Severity.ERROR else MINOR
+        return STOPS if self.severity is Severity.ERROR else MINOR
 
     @property
     def stops_alone(self) -> bool:

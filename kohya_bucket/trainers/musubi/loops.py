@@ -154,8 +154,9 @@ class Together:
     def most(self, dataset: Any) -> int:
         """How many images of a dataset its loop should put together."""
         own = int(getattr(dataset, _OWN, dataset.batch_size))
-        together = self._limit is not None and not holds_clips(dataset) and self._is_alike is not False
-        return max(own, self._limit.most(tuple(dataset.resolution))) if together and self._limit else own
+        if self._limit is None or holds_clips(dataset) or self._is_alike is False:
+            return own
+        return max(own, self._limit.most(tuple(dataset.resolution)))
 
     def _run(self, session: Session, batch: Sequence[Any]) -> None:
         if len(batch) > 1 and self._is_alike is None:
